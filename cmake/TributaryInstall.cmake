@@ -20,7 +20,7 @@ endfunction()
 
 # tributary_install_client(): the C++ client, as find_package(Tributary) and as pkg-config's tributary-client.
 function(tributary_install_client)
-  set(headers service/client/client.h service/client/host_session.h service/client/session.h
+  set(headers service/client/client.h service/client/describe_options.h service/client/host_session.h service/client/session.h
       base/rpc/security_options.h base/status/errors.h base/status/rpc_errors.h)
   set(targets client base proto errors)
   if(TARGET tributary_client_cuda)
@@ -56,16 +56,21 @@ function(tributary_install_client)
   _tributary_install_pkgconfig(tributary-client)
 endfunction()
 
-# tributary_install_c(): libtributary.so.1 and its header, as Tributary::c and as pkg-config's tributary. Before
+# tributary_install_c(): libtributary.so.1 and its header, as Tributary::c and as pkg-config's tributary, and the same with
+# the service in it, as Tributary::c_embedded and tributary-embedded. Before
 # tributary_install_client, whose package names it.
 function(tributary_install_c)
-  set_target_properties(tributary_c PROPERTIES EXPORT_NAME c)
-  target_include_directories(tributary_c INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-  install(FILES ${PROJECT_SOURCE_DIR}/service/client/c/tributary.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-          COMPONENT development)
-  install(TARGETS tributary_c EXPORT TributaryTargets
-          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+  foreach(name IN ITEMS c c_embedded)
+    set_target_properties(tributary_${name} PROPERTIES EXPORT_NAME ${name})
+    target_include_directories(tributary_${name} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+    install(TARGETS tributary_${name} EXPORT TributaryTargets
+            LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+  endforeach()
+  install(FILES ${PROJECT_SOURCE_DIR}/service/client/c/tributary.h
+                ${PROJECT_SOURCE_DIR}/service/embedded/c/tributary_embedded.h
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
   _tributary_install_pkgconfig(tributary)
+  _tributary_install_pkgconfig(tributary-embedded)
 endfunction()
 
 # NAME.pc, which finds its prefix from where it lies: an installed tree may be moved.

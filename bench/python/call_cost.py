@@ -68,7 +68,7 @@ def main():
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     rounds = []
-    with tributary.serve() as service:
+    with tributary.serve(program="") as service:
         for _ in range(options.rounds):
             said = subprocess.run([options.c, service.target], check=True, capture_output=True, text=True).stdout
             rounds.append({"c": json.loads(said), "python": python(service.target)})

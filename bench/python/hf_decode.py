@@ -43,6 +43,7 @@ def parse():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--eager_most", type=int, default=32768, help="the longest context of eager attention")
+    parser.add_argument("--program", help="tributary-coordinator, in a process of its own; none: in this one")
     parser.add_argument("--profile", default="", help="a file for what Python does in a pass without a graph")
     return parser.parse_args()
 
@@ -332,7 +333,8 @@ def measure(options, model, client, results):
 def main():
     options = parse()
     results = Results()
-    with torch.inference_mode(), tributary.serve(device=options.device) as service:
+    # The service first: an embedded one says how the driver is to be set up.
+    with torch.inference_mode(), tributary.serve(device=options.device, program=options.program) as service:
         model = make_model(options)
         with tributary.Client(service.target, shared_memory_bytes=256 << 20) as client:
             try:

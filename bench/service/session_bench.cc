@@ -1,6 +1,6 @@
 // What a layer costs a host whose GPU drives the layers of a session: one process is the host, the
-// coordinator with its GPU worker is another. `dcp_step_bench --ranks 1` says in the same run what
-// the GPU alone takes. See README.md.
+// coordinator with its GPU worker is another, or the same (--embedded). `dcp_step_bench --ranks 1`
+// says in the same run what the GPU alone takes. See README.md.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -19,11 +19,17 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "nlohmann/json.hpp"
 #include "service/client/client.h"
 #include "service/client/cuda/device_session.h"
+#include "service/embedded/embedded_service.h"
+#include "worker/backends.h"
+#include "worker/cuda_backend.h"
 
 ABSL_FLAG(std::string, target, "unix:/tmp/tributary.sock", "Where the coordinator listens.");
+ABSL_FLAG(bool, embedded, false,
+          "The service is in this process, on the host's GPU, with its socket at --target.");
 ABSL_FLAG(std::vector<std::string>, cases,
           std::vector<std::string>({"1x4096", "32x4096", "1x65536"}), "BATCHxTOKENS each.");
 ABSL_FLAG(int32_t, layers, 32, "Layers of the model.");
@@ -407,8 +413,19 @@ Case ParseCase(const std::string& text) {
   return {std::stoi(parts[0]), std::stoll(parts[1]), text};
 }
 
+// Null where the service is another process.
+std::unique_ptr<service::EmbeddedService> ServiceOfThisProcess(const std::string& target) {
+  if (!absl::GetFlag(FLAGS_embedded)) return nullptr;
+  return Value(
+      service::EmbeddedService::Start({.socket = std::string(absl::StripPrefix(target, "unix:")),
+                                       .device = worker::Device::kCuda,
+                                       .first_gpu = absl::GetFlag(FLAGS_gpu)}),
+      "starting the service");
+}
+
 void Run() {
   const ConnectOptions connect{.target = absl::GetFlag(FLAGS_target)};
+  const auto service = ServiceOfThisProcess(connect.target);
   const std::unique_ptr<Client> client = Value(Client::Connect(connect), "connecting");
   nlohmann::json figures = nlohmann::json::array();
   Check(cudaSetDevice(absl::GetFlag(FLAGS_gpu)), "the host's GPU");
@@ -443,7 +460,7 @@ void Run() {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  // Streams of endpoints in one process that share a queue of the GPU would wait for each other.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
+  // Streams of one process that share a queue of the GPU would wait for each other.
+  tributary::worker::SetCudaEnvironment();
   tributary::client::Run();
 }

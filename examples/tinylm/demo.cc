@@ -26,8 +26,8 @@
 #include "examples/tinylm/session_attention.h"
 #include "examples/tinylm/speculation_table.h"
 #include "examples/tinylm/timed_attention.h"
-#include "service/cli/embedded_service.h"
 #include "service/client/client.h"
+#include "service/embedded/embedded_service.h"
 #include "worker/backends.h"
 
 ABSL_FLAG(std::string, prompt, "And it came to pass in those days, that the king of Israel",
@@ -84,8 +84,8 @@ absl::StatusOr<DType> ParseKvDType(const std::string& name) {
 }
 
 // The embedded service's, from the flags.
-absl::StatusOr<cli::EmbeddedServiceOptions> ReadServiceOptions() {
-  cli::EmbeddedServiceOptions options;
+absl::StatusOr<service::EmbeddedServiceOptions> ReadServiceOptions() {
+  service::EmbeddedServiceOptions options;
   const std::string device = absl::GetFlag(FLAGS_device);
   if (!worker::Parse(device, &options.device)) {
     return absl::InvalidArgumentError(
@@ -203,8 +203,8 @@ absl::Status AddSessionRow(const Host& host, const Model& model, DType kv_dtype,
   return table.AddRow("  over a session", **attention);
 }
 
-absl::Status ShowTable(const Host& host, cli::EmbeddedServiceOptions service, const Model& model,
-                       const std::string& held_out) {
+absl::Status ShowTable(const Host& host, service::EmbeddedServiceOptions service,
+                       const Model& model, const std::string& held_out) {
   const std::string calibration = held_out.substr(0, kCalibrationBytes);
   // What scales are calibrated on is not scored.
   Table table(model, Windows(absl::string_view(held_out).substr(calibration.size()),
@@ -262,7 +262,7 @@ absl::StatusOr<SpeculationTableOptions> ReadSpeculationOptions(const Draft& draf
   return options;
 }
 
-absl::Status ShowSpeculation(cli::EmbeddedServiceOptions service, const Model& model,
+absl::Status ShowSpeculation(service::EmbeddedServiceOptions service, const Model& model,
                              const std::string& weights_folder, const std::string& held_out) {
   absl::StatusOr<DraftWeights> weights = LoadDraft(weights_folder, model.config());
   if (!weights.ok()) return weights.status();
@@ -299,7 +299,7 @@ absl::Status Run() {
   const absl::StatusOr<std::string> held_out = ReadText(held_out_path);
   if (!held_out.ok()) return held_out.status();
   const Model model(*std::move(weights));
-  const absl::StatusOr<cli::EmbeddedServiceOptions> service = ReadServiceOptions();
+  const absl::StatusOr<service::EmbeddedServiceOptions> service = ReadServiceOptions();
   if (!service.ok()) return service.status();
   if (absl::GetFlag(FLAGS_speculate)) {
     return ShowSpeculation(*service, model, weights_folder, *held_out);

@@ -15,11 +15,11 @@ constexpr int64_t kCapacityTokens = 2048;
 }  // namespace
 
 absl::StatusOr<Host> ConnectTo(const std::string& target,
-                               const cli::EmbeddedServiceOptions& service) {
+                               const service::EmbeddedServiceOptions& service) {
   Host host;
   client::ConnectOptions options{.target = target};
   if (target.empty()) {
-    auto embedded = cli::EmbeddedService::Start(service);
+    auto embedded = service::EmbeddedService::Start(service);
     if (!embedded.ok()) return embedded.status();
     host.embedded = *std::move(embedded);
     options.target = host.embedded->target();

@@ -9,21 +9,21 @@
 #include "examples/tinylm/draft.h"
 #include "examples/tinylm/model.h"
 #include "examples/tinylm/service_attention.h"
-#include "service/cli/embedded_service.h"
 #include "service/client/client.h"
+#include "service/embedded/embedded_service.h"
 
 namespace tributary::tinylm {
 
 // A service and the connection to it.
 struct Host {
-  std::unique_ptr<cli::EmbeddedService> embedded;  // null when the service is another process
+  std::unique_ptr<service::EmbeddedService> embedded;  // null when the service is another process
   std::unique_ptr<client::Client> client;
   std::string target;
 };
 
 // To the service at `target`; where that is empty, to one that is started in this process.
 absl::StatusOr<Host> ConnectTo(const std::string& target,
-                               const cli::EmbeddedServiceOptions& service);
+                               const service::EmbeddedServiceOptions& service);
 
 // For `sequences` texts of the model at a time; scales of an FP8 cache come from
 // `calibration_text`.

@@ -143,6 +143,13 @@ class Client {
     client_ = Own(client);
   }
 
+  std::string Options() const {
+    const Handle client = Open(std::nullopt);
+    std::string text(tributary_client_options(client.get(), nullptr, 0), '\0');
+    tributary_client_options(client.get(), text.data(), text.size() + 1);
+    return text;
+  }
+
   // The connection goes when the last call of another thread has ended.
   void Close() { client_.reset(); }
 
@@ -379,6 +386,7 @@ void BindClient(nb::module_& m) {
                     const std::string&, const std::string&, const std::string&,
                     const std::string&>())
       .def("close", &Client::Close)
+      .def("options", &Client::Options)
       .def("create_cache", &Client::CreateCache, nb::arg(), nb::arg(), timeout)
       .def("delete_cache", &Client::DeleteCache, nb::arg(), timeout)
       .def("open_sequence", &Client::OpenSequence, nb::arg(), timeout)

@@ -69,5 +69,6 @@ NB_MODULE(_core, m) {
   nanobind::register_exception_translator(tributary::python::Raise);
   m.def("version", &tributary_version);
   tributary::python::BindClient(m);
+  tributary::python::BindService(m);
   tributary::python::BindSession(m);
 }

@@ -59,6 +59,7 @@ using Handle = std::shared_ptr<tributary_client>;
 Handle Own(tributary_client* client);
 
 void BindClient(nb::module_& m);
+void BindService(nb::module_& m);
 void BindSession(nb::module_& m);
 
 }  // namespace tributary::python

@@ -23,7 +23,7 @@ print(*tomllib.load(open(sys.argv[1], "rb"))["build-system"]["requires"], sep="\
   exit 77
 }
 export PATH=$work/venv/bin:$PATH
-strip --strip-unneeded "$work/prefix/lib/libtributary.so.1"
+strip --strip-unneeded "$work"/prefix/lib/libtributary*.so.1
 CMAKE_PREFIX_PATH=$work/prefix "$work/venv/bin/pip" --disable-pip-version-check -q wheel --no-deps --no-build-isolation \
   -w "$work" "$source/python"
 wheel=$(echo "$work"/tributary-*.whl)

@@ -6,7 +6,8 @@ import tributary
 
 
 class WithService(unittest.TestCase):
-    SERVICE = {"workers": 2}  # of tributary.serve
+    # Of tributary.serve. A process of its own may be stopped and looked into.
+    SERVICE = {"workers": 2, "program": ""}
     CLIENT = {}  # of tributary.Client
 
     @classmethod

@@ -101,7 +101,7 @@ def join(target, invitation, endpoint, sequence, position):
 
 
 class WithService(served.WithService):
-    SERVICE = {"workers": 3}
+    SERVICE = {"workers": 3, "program": ""}
     CLIENT = {"shared_memory_bytes": 8 << 20}
     numbers = itertools.count()
 
@@ -117,7 +117,12 @@ class WithService(served.WithService):
     @contextlib.contextmanager
     def stopped(self):
         """The service answers nobody meanwhile."""
-        self.service.process.send_signal(signal.SIGSTOP)
+        process = self.service.process
+        process.send_signal(signal.SIGSTOP)
+        with open(f"/proc/{process.pid}/status", encoding="utf-8") as status:
+            while "State:\tT" not in status.read():  # its threads stop one after the other
+                time.sleep(0.001)
+                status.seek(0)
         try:
             yield
         finally:
@@ -211,6 +216,15 @@ class Calls(WithService):
         for thread in threads:
             thread.join(60)
         self.assertEqual(failures, [])
+
+    def test_options_are_data(self):
+        with tributary.Client(self.service.target, timeout=5, lease="only-its-holder-knows") as client:
+            options = client.options
+        self.assertEqual(options["target"], self.service.target)
+        self.assertEqual(options["timeout"], "5000 ms")
+        self.assertEqual(options["lease"], "(set)")
+        self.assertEqual(options["security.token_file"], "")
+        self.assertNotIn("only-its-holder-knows", str(options))
 
     def test_a_closed_client_says_so(self):
         client = tributary.Client(self.service.target)
@@ -572,6 +586,41 @@ asyncio.run(main())
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
+class EmbeddedService(unittest.TestCase):
+    """A service in this process: no other program is needed."""
+
+    def test_serves_and_ends(self):
+        with mock.patch.dict(os.environ, {"TRIBUTARY_COORDINATOR": "/nowhere", "PATH": ""}):
+            service = tributary.serve(workers=2)
+        self.assertIsNone(service.process)
+        with service, tributary.Client(service.target) as client:
+            cache = client.create_cache("c", CacheSpec(layers=1, q_heads=2, kv_heads=2, head_dim=64, capacity_tokens=256))
+            self.assertEqual(cache.ranks, 2)
+            rows = np.ones((3, 2, 64), np.float32)
+            got = cache.attend(0, [Entry(cache.open(), 0, 3, 3)], rows, rows, rows).output
+            np.testing.assert_allclose(got, rows, atol=1e-2)
+        with self.assertRaises(errors.Unavailable):
+            tributary.Client(service.target, timeout=0.2)
+        service.close()  # may be repeated
+
+    def test_two_at_a_time(self):
+        with tributary.serve() as one, tributary.serve() as other:
+            self.assertNotEqual(one.target, other.target)
+            tributary.Client(one.target).close()
+            tributary.Client(other.target).close()
+
+    def test_what_cannot_be_is_refused(self):
+        for field, parameters in (("workers", {"workers": 2000}), ("device", {"device": "tpu"})):
+            with self.assertRaises(errors.InvalidArgument) as caught:
+                tributary.serve(**parameters)
+            self.assertEqual(caught.exception.field, field)
+
+    def test_a_process_that_ends_without_closing_it_ends_well(self):
+        code = "import tributary; s = tributary.serve(); c = tributary.Client(s.target); print('ok')"
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((said.returncode, said.stdout, said.stderr), (0, "ok\n", ""))
 
 
 class Errors(WithService):

@@ -20,7 +20,7 @@ NEAR, FAR = 0.3, 2.0
 
 @unittest.skipUnless(GPU, "there is no GPU")
 class Sessions(WithService):
-    SERVICE = {"device": "cuda", "workers": 1}
+    SERVICE = {"device": "cuda", "workers": 1, "program": ""}
 
     @classmethod
     def setUpClass(cls):
@@ -107,7 +107,7 @@ class Sessions(WithService):
 
 @unittest.skipUnless(GPU, "there is no GPU")
 class Models(WithService):
-    SERVICE = {"device": "cuda", "workers": 1}
+    SERVICE = {"device": "cuda", "workers": 1, "program": ""}
 
     @classmethod
     def setUpClass(cls):

@@ -6,7 +6,9 @@ the cache in bfloat16; eager's cache rounds to bfloat16 too.
 
 import collections
 import copy
+import dataclasses
 import gc
+import multiprocessing
 import pathlib
 import random
 import sys
@@ -78,8 +80,23 @@ def eager(model, inputs, tokens=TOKENS, cache=Rounding, **more):
     return text(model, inputs, tokens, cache=cache(config=model.config), **more)
 
 
+def with_more(inputs, seed):
+    """The prompts and five tokens more for each."""
+    more = prompts([5] * len(inputs["input_ids"]), seed)
+    return {name: torch.cat([inputs[name], more[name]], 1) for name in inputs}
+
+
+def go_on(target, shared, inputs):
+    """Another process's part: text that goes on from a prompt that it has not computed."""
+    torch.set_num_threads(1)
+    model = llama()
+    with attach(model, target, capacity_tokens=1 << 13) as attachment:
+        said = text(model, inputs, 8, cache=attachment.cache(shared))
+        return said.sequences, said.logits[0], attachment.held.id
+
+
 class WithService(served.WithService):
-    SERVICE = {"workers": 4}
+    SERVICE = {"workers": 4, "program": ""}
     CLIENT = {"shared_memory_bytes": 16 << 20}
 
     @classmethod
@@ -340,6 +357,37 @@ class Decoding(WithService):
         self.assertEqual((cache.get_seq_length(), cache.batch_size), (0, -1))
         attachment.held.close(before)
         del cache
+        gc.collect()
+        self.assert_nothing_left(attachment)
+
+    def test_processes_share_a_service_and_a_prefix(self):
+        """Each process has a model and a client of its own; the prompt's pages are there once."""
+        model, inputs = llama(), prompts([40, 33])
+        attachment = self.attached(model)
+        prefix = attachment.cache()
+        with torch.no_grad():
+            places = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)  # as `generate` counts them
+            model(**inputs, position_ids=places, cache=prefix)
+        ids = [with_more(inputs, seed) for seed in (1, 2, 3)]
+        alone = [text(model, one, 8) for one in ids]
+        self.assertEqual(attachment.cache(prefix.shared()).get_seq_length(), 40)
+        with multiprocessing.get_context("spawn").Pool(3) as pool:
+            others = [pool.apply_async(go_on, (self.service.target, prefix.shared(), one)) for one in ids]
+            for other, want, one in zip(others, alone, ids):
+                sequences, logits, held = other.get(240)
+                self.assertEqual(held, attachment.held.id)
+                torch.testing.assert_close(logits, want.logits[0], atol=ROUNDING, rtol=0)
+                self.assertTrue(torch.equal(sequences[:, : one["input_ids"].shape[1]], one["input_ids"]))
+        self.assertEqual(prefix.get_seq_length(), 40)
+        with self.assertRaisesRegex(Refused, "begin with an empty one"):
+            prefix.go_on_from(prefix.shared())
+        with self.assertRaisesRegex(Refused, "this model's is"):
+            attachment.cache(dataclasses.replace(prefix.shared(), held="another"))
+        gone = prefix.shared()
+        prefix.reset()
+        with self.assertRaises(tributary.errors.NotFound):
+            attachment.cache(gone)
+        del alone, want  # which hold their caches
         gc.collect()
         self.assert_nothing_left(attachment)
 

@@ -13,10 +13,10 @@
 #include "service/cli/bench_report.h"
 #include "service/cli/commands.h"
 #include "service/cli/connect_flags.h"
-#include "service/cli/embedded_service.h"
 #include "service/cli/load.h"
 #include "service/cli/progress.h"
 #include "service/cli/terminal.h"
+#include "service/embedded/embedded_service.h"
 
 namespace tributary::cli {
 namespace {
@@ -167,9 +167,9 @@ class Bench final : public Command {
       return kWrongUsage;
     }
     const Interruptible interruptible;
-    std::unique_ptr<EmbeddedService> service;
+    std::unique_ptr<service::EmbeddedService> service;
     if (load_.target.empty()) {
-      auto started = EmbeddedService::Start(embedded_);
+      auto started = service::EmbeddedService::Start(embedded_);
       if (!started.ok()) return Fail(name(), StatusText(started.status()));
       service = *std::move(started);
       load_.target = service->target();
@@ -201,7 +201,7 @@ class Bench final : public Command {
   }
 
   LoadOptions load_;
-  EmbeddedServiceOptions embedded_;
+  service::EmbeddedServiceOptions embedded_{.workers = 4};
   std::string device_ = Name(worker::Device::kCpu);
   std::string dtype_ = Name(LoadOptions().dtype);
   std::string kv_dtype_ = Name(LoadOptions().kv_dtype);

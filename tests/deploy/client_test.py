@@ -44,7 +44,8 @@ class InstalledClient(unittest.TestCase):
         headers = {str(p.relative_to(self.prefix)) for p in self.prefix.rglob("*.h")}
         self.assertIn("include/tributary/service/client/client.h", headers)
         for header in headers:
-            self.assertRegex(header, r"^include/tributary/(service/client|base|tributary/v1|google/rpc)/|^include/tributary.h$")
+            self.assertRegex(header, r"^include/tributary/(service/client|base|tributary/v1|google/rpc)/"
+                                     r"|^include/tributary(_embedded)?.h$")
 
     def test_cmake_project(self):
         build = self.scratch / "with_cmake"
@@ -72,14 +73,27 @@ class InstalledClient(unittest.TestCase):
             must_run("cc", support.SOURCE / f"examples/c/{example}.c", *shlex.split(flags), "-o", program)
             self.try_against_service(program, self.target, env={**os.environ, "LD_LIBRARY_PATH": str(lib.parent)})
 
-    def test_c_library_shows_nothing_but_its_interface(self):
-        library = next(self.prefix.rglob("libtributary.so.1"))
-        header = (self.prefix / "include/tributary.h").read_text(encoding="utf-8")
-        declared = set(re.findall(r"^[a-z].*?\b(tributary_\w+)\(", header, re.MULTILINE))
-        defined = must_run("nm", "-D", "--defined-only", library).split()
-        shown = {name.partition("@")[0] for name in defined if "@" in name}
-        self.assertEqual(shown - {"TRIBUTARY_1", "TRIBUTARY_1.1"}, declared)
-        self.assertEqual({name for name in defined if "@@TRIBUTARY_1" not in name and name.startswith("_Z")}, set())
+    def test_c_program_with_a_service_of_its_own(self):
+        lib = next(self.prefix.rglob("tributary-embedded.pc")).parent
+        flags = must_run("pkg-config", "--cflags", "--libs", "tributary-embedded",
+                         env={**os.environ, "PKG_CONFIG_PATH": str(lib)})
+        program = self.scratch / "embedded"
+        must_run("cc", support.SOURCE / "tests/service/embedded/embedded.c", *shlex.split(flags), "-o", program)
+        must_run(program, self.scratch / "embedded.sock", env={**os.environ, "LD_LIBRARY_PATH": str(lib.parent)})
+
+    def test_c_libraries_show_nothing_but_their_interface(self):
+        for name, headers in (("tributary", ["tributary.h"]),
+                              ("tributary_embedded", ["tributary.h", "tributary_embedded.h"])):
+            library = next(self.prefix.rglob(f"lib{name}.so.1"))
+            declared = set()
+            for header in headers:
+                text = (self.prefix / "include" / header).read_text(encoding="utf-8")
+                declared |= set(re.findall(r"^[a-z].*?\b(tributary_\w+)\(", text, re.MULTILINE))
+            defined = must_run("nm", "-D", "--defined-only", library).split()
+            shown = {symbol.partition("@")[0] for symbol in defined if "@" in symbol}
+            self.assertEqual(shown - {"TRIBUTARY_1", "TRIBUTARY_1.1", "TRIBUTARY_1.2"}, declared)
+            self.assertEqual({symbol for symbol in defined
+                              if "@@TRIBUTARY_1" not in symbol and symbol.startswith("_Z")}, set())
 
 
 def must_run(*command, **options):

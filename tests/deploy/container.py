@@ -27,13 +27,21 @@ def bind(source, place, read_only=False):
         mount("-o", "remount,bind,ro", place)
 
 
+def mounted_below(folder):
+    """What is mounted below a folder, outer mounts first: a GPU's driver lies in one of its own on some machines."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        places = {line.split()[4] for line in file}
+    return sorted(place for place in places if place.startswith(f"{folder}/"))
+
+
 def build(spec):
     """The container's root."""
     root = pathlib.Path(spec["root"])
     mount("-t", "tmpfs", "-o", "size=16m,mode=755", "none", root)
     for name in ("usr", "etc", "proc", "dev"):
         (root / name).mkdir()
-    bind("/usr", root / "usr", read_only=True)
+    for place in ["/usr", *mounted_below("/usr")]:
+        bind(place, root / place.lstrip("/"), read_only=True)
     for name in ("bin", "sbin", "lib", "lib64"):  # links into /usr on Debian 12
         if os.path.islink(f"/{name}"):
             (root / name).symlink_to(os.readlink(f"/{name}"))

@@ -25,6 +25,7 @@ import helm_test
 import support
 
 BRIDGE = "10.77.0.254"
+LAYERS = 32  # of a step that is timed: what it costs to submit one is little of it
 # The images' entry point, where it is installed.
 ENTRYPOINT = ["/usr/bin/tini", "-s", "-g", "--"] if shutil.which("tini") else []
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
@@ -280,7 +281,7 @@ class Nodes(unittest.TestCase):
         mounts = [line.split() for line in pathlib.Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
         writable = {one[4] for one in mounts if "rw" in one[5].split(",")}
         self.assertLessEqual({path for path in writable if not path.startswith(("/dev/", "/proc"))},
-                             {"/tmp", "/run/tributary", "/var/lib/tributary"})
+                             {"/tmp", "/run/tributary", "/run/nvidia-mps", "/var/lib/tributary"})
 
     def assert_limited(self, pod, one):
         """The container's processes may take the memory that the manifest says."""
@@ -336,29 +337,38 @@ class Nodes(unittest.TestCase):
         self.group_of_pods("gpu", count=1, ranks=2)
 
     def round_trip(self, command, what):
-        """Runs a host that submits steps to a session; the median of a step of one layer in microseconds."""
+        """Runs a host that submits steps to a session; says the median of a step in microseconds for each layer."""
         memory = "device" if self.device == "gpu" else "host"
-        done = command(["bench", "--session", f"--session_memory={memory}", "--layers=1", "--sequences=1", "--batch=1",
+        done = command(["bench", "--session", f"--session_memory={memory}", f"--layers={LAYERS}", "--sequences=1", "--batch=1",
                         "--context=1024", "--duration=2s", "--json"])
         self.assertEqual(done.returncode, 0, f"{done.stdout}\n{self.cluster.logs()}")
         result = json.loads(done.stdout[done.stdout.index("{"):])
         self.assertEqual(result["errors"], {}, done.stdout)
         self.assertGreater(result["steps"], 0)
-        median = result["step_latency_seconds"]["p50"] * 1e6
-        print(f"a session's round trip {what}, {self.device}: {median:.1f} us", file=sys.stderr)
+        median = result["step_latency_seconds"]["p50"] * 1e6 / LAYERS
+        print(f"a session's round trip {what}, {self.device}: {median:.1f} us per layer", file=sys.stderr)
 
-    def without_containers(self, ranks, settings):
+    def without_containers(self, ranks, settings, mps):
         """The same service and host as processes of this machine."""
         socket = f"unix:{self.cluster.folder}/own.sock"
+        environment = dict(os.environ)
+        if mps:  # one of this machine's own: the pod's serves its user alone
+            pipes = self.cluster.folder / "own-mps"
+            pipes.mkdir()
+            environment |= {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(pipes)}
+            control = support.Process("own-mps", ["nvidia-cuda-mps-control", "-f"], env=environment)
+            self.addCleanup(control.kill)
+            support.wait_until("MPS", lambda: (pipes / "control").exists(), 30, [control])
         device = ["--device=cuda"] if self.device == "gpu" else [f"--threads={settings.get('threads', 0)}"]
         service = support.Process("own", [
             support.BIN / "tributary-coordinator", f"--listen={socket}", "--admin_listen=", "--worker_listen=",
-            f"--embedded_workers={ranks}", *device])
+            f"--embedded_workers={ranks}", *device], env=environment)
         self.addCleanup(service.kill)
         program = support.BIN / "tributary"
         support.wait_until("the service without containers", lambda: support.run(
             program, "health", f"--target={socket}").returncode == 0, 60, [service])
-        self.round_trip(lambda words: support.run(program, *words, f"--target={socket}"), "without containers")
+        self.round_trip(lambda words: support.run(program, *words, f"--target={socket}", env=environment),
+                        "without containers" + (" with MPS" if mps else ""))
 
     def node_pod(self, device, ranks, mps=False):
         """The node pod of ci/node-values.yaml, with a host in the pod."""
@@ -402,8 +412,10 @@ class Nodes(unittest.TestCase):
         os.kill(pod.program("coordinator"), signal.SIGTERM)
         self.assertEqual(pod.processes["coordinator"].wait(pod.spec["terminationGracePeriodSeconds"]), 0,
                          self.cluster.logs())
+        if mps:
+            os.kill(pod.program("mps"), signal.SIGTERM)
         maps = helm_test.by_kind(documents, "ConfigMap")["tributary"]["data"]
-        self.without_containers(ranks, helm_test.yaml.safe_load(maps["coordinator.yaml"]))
+        self.without_containers(ranks, helm_test.yaml.safe_load(maps["coordinator.yaml"]), mps)
 
     def test_one_node_with_a_host_in_the_pod(self):
         self.node_pod("cpu", ranks=3)

@@ -47,8 +47,8 @@ RemoteDraft OpenDraft(const Service& service, ServiceCacheOptions options) {
 
 Service StartService(int workers, worker::Device device, worker::ExchangePlace place) {
   Service service;
-  service.embedded = OrThrow(
-      cli::EmbeddedService::Start({.workers = workers, .device = device, .exchange_place = place}));
+  service.embedded = OrThrow(service::EmbeddedService::Start(
+      {.workers = workers, .device = device, .exchange_place = place}));
   service.client = OrThrow(client::Client::Connect(
       {.target = service.embedded->target(), .shared_memory_bytes = size_t{16} << 20}));
   return service;

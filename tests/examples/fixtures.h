@@ -7,8 +7,8 @@
 #include "examples/tinylm/draft.h"
 #include "examples/tinylm/model.h"
 #include "examples/tinylm/service_attention.h"
-#include "service/cli/embedded_service.h"
 #include "service/client/client.h"
+#include "service/embedded/embedded_service.h"
 #include "worker/backends.h"
 #include "worker/exchange_choice.h"
 
@@ -22,7 +22,7 @@ const Draft& ShippedDraft();
 
 // A service of `workers` ranks with a connection to it. Members go in reverse order.
 struct Service {
-  std::unique_ptr<cli::EmbeddedService> embedded;
+  std::unique_ptr<service::EmbeddedService> embedded;
   std::unique_ptr<client::Client> client;
 };
 

@@ -460,6 +460,15 @@ class Client:
         memory = MEMORIES[invitation.memory]
         return Session(self._core.join_session(invitation.session, invitation.secret, endpoint, memory, timeout))
 
+    @property
+    def options(self) -> dict[str, str]:
+        """The options in force by name, each as text with its unit, those that were not given too.
+
+        Files are shown by their paths, and a lease as "(set)": sequences are open to whoever knows it.
+        """
+        lines = self._core.options().splitlines()
+        return {name: value for name, _, value in (line.partition(": ") for line in lines)}
+
     def close(self) -> None:
         """Ends the connection, when calls of other threads have ended."""
         self._core.close()

@@ -1,57 +1,73 @@
-"""A service of one's own, for examples and tests: a coordinator with its workers, in a process beside this one."""
+"""A service of one's own, for examples and tests: in this process, or in one beside it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
+import warnings
 import weakref
 from types import TracebackType
 
-from . import errors
+from . import _core, errors
 from .client import Client
 
+_DRAIN = 5.0  # seconds that calls in flight may take to finish
+# What the driver must find when the process first uses a GPU. Streams that share a queue of the GPU would wait for each
+# other, and so would a kernel that is loaded when it is first launched and one that waits for it.
+_CUDA = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
 
-def _stop(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
+
+def _stop_process(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
     process.terminate()
     try:
-        process.wait(timeout=10)
+        process.wait(timeout=2 * _DRAIN)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
     folder.cleanup()
 
 
+def _await(target: str, process: subprocess.Popen[bytes], timeout: float) -> str:
+    """Waits until the process serves; why it does not, or ""."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            Client(target, timeout=0.5).close()
+            return ""
+        except errors.Unavailable as error:
+            if process.poll() is not None or time.monotonic() >= deadline:
+                return str(error)
+
+
 class Service:
     """A running service; made by `serve`. It ends with `close`, with its ``with``, or with this process."""
 
-    def __init__(self, command: list[str], timeout: float) -> None:
+    def __init__(self, device: str, workers: int, program: str | None, timeout: float) -> None:
+        self.target: str  #: what `Client` connects to
+        self.process: subprocess.Popen[bytes] | None = None  #: the coordinator's; None: it is this process
+        if program is None:
+            service = _core.EmbeddedService(device, workers)
+            self.target = service.target()
+            self._finalizer: weakref.finalize[..., Service] = weakref.finalize(self, service.stop, _DRAIN)
+            return
         folder = tempfile.TemporaryDirectory(prefix="tributary-")
-        self.target = f"unix:{folder.name}/socket"  #: what `Client` connects to
+        self.target = f"unix:{folder.name}/socket"
         log = os.path.join(folder.name, "log")
+        words = [f"--device={device}", f"--embedded_workers={workers}", f"--listen={self.target}", "--admin_listen="]
         with open(log, "wb") as output:
-            process = subprocess.Popen(
-                [*command, f"--listen={self.target}", "--admin_listen="],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+            self.process = subprocess.Popen(
+                [program, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        self.process = process  #: of the coordinator
-        self._finalizer = weakref.finalize(self, _stop, process, folder)
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                Client(self.target, timeout=0.5).close()
-                return
-            except errors.Unavailable as error:
-                if process.poll() is None and time.monotonic() < deadline:
-                    continue
-                with open(log, encoding="utf-8", errors="replace") as said:
-                    why = said.read()
-                self.close()
-                raise errors.Unavailable(f"the service did not start: {why}") from error
+        self._finalizer = weakref.finalize(self, _stop_process, self.process, folder)
+        if _await(self.target, self.process, timeout):
+            with open(log, encoding="utf-8", errors="replace") as said:
+                why = said.read()
+            self.close()
+            raise errors.Unavailable(f"the service did not start: {why}")
 
     def close(self) -> None:
         """Ends the service; calls in flight may finish, for a few seconds."""
@@ -66,21 +82,43 @@ class Service:
         self.close()
 
 
-def serve(device: str = "cpu", workers: int = 1, *, program: str = "", timeout: float = 60.0) -> Service:
+def _prepare_cuda() -> None:
+    torch = sys.modules.get("torch")
+    late = torch is not None and torch.cuda.is_initialized()
+    if late and any(name not in os.environ for name in _CUDA):
+        stated = " ".join(f"{name}={value}" for name, value in _CUDA.items())
+        warnings.warn(f"the GPU is in use already: call serve() before, or start Python with {stated}", stacklevel=3)
+    for name, value in _CUDA.items():
+        os.environ.setdefault(name, value)
+
+
+def serve(device: str = "cpu", workers: int = 1, *, program: str | None = None, timeout: float = 60.0) -> Service:
     """Starts a service on this machine that only this user reaches.
 
     Parameters
     ----------
     device : "cpu" or "cuda"
-        With "cuda" each worker has a GPU.
+        With "cuda" each worker has a GPU. A service in this process shares the GPU with the host without MPS; call this
+        before anything else uses the GPU, since the driver reads its settings then.
     workers : int
         How many parts each sequence is spread over.
-    program : str
-        Path of tributary-coordinator; "": ``$TRIBUTARY_COORDINATOR``, or the one on the PATH.
+    program : str or None
+        None: the service runs in this process, and its caches end with it. Else it runs in a process beside this one: the
+        path of tributary-coordinator; "": ``$TRIBUTARY_COORDINATOR``, or the one on the PATH.
     timeout : float
-        Seconds within which it must answer.
+        Seconds within which a process must answer.
+
+    Raises
+    ------
+    InvalidArgument
+        ``.field`` says of which parameter.
+    FailedPrecondition
+        The device is missing.
     """
-    path = program or os.environ.get("TRIBUTARY_COORDINATOR") or shutil.which("tributary-coordinator")
-    if not path:
-        raise FileNotFoundError("tributary-coordinator is not on the PATH: `make install`, or state `program`")
-    return Service([path, f"--device={device}", f"--embedded_workers={workers}"], timeout)
+    if program == "" or (program is None and not _core.has_embedded_service):
+        program = os.environ.get("TRIBUTARY_COORDINATOR") or shutil.which("tributary-coordinator")
+        if not program:
+            raise FileNotFoundError("tributary-coordinator is not on the PATH: `make install`, or state `program`")
+    if program is None and device == "cuda":
+        _prepare_cuda()
+    return Service(device, workers, program, timeout)

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "service/client/c/boundary.h"
 #include "service/client/client.h"
+#include "service/client/describe_options.h"
 
 namespace tributary::client {
 namespace {
@@ -202,6 +204,17 @@ tributary_code tributary_connect(const tributary_options* options, tributary_cli
     *client = new tributary_client{*std::move(connected), *connect};
     return absl::OkStatus();
   });
+}
+
+size_t tributary_client_options(const tributary_client* client, char* text, size_t size) {
+  try {
+    const std::string options =
+        tributary::client::OptionsText(tributary::client::Describe(client->options));
+    if (size > 0) text[options.copy(text, size - 1)] = '\0';
+    return options.size();
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
 }
 
 tributary_code tributary_with_timeout(tributary_client* client, int64_t timeout_ms,

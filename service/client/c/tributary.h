@@ -94,6 +94,11 @@ typedef struct tributary_options {
 /* UNAVAILABLE when nobody answers within the timeout. */
 tributary_code tributary_connect(const tributary_options* options, tributary_client** client,
                                  tributary_error** error);
+/* Since 1.2. The client's options as they are in force, one line for each: "name: value\n", with
+ * the names of the C++ client. A lease is shown as "(set)", since sequences are open to whoever
+ * knows it. Writes at most size - 1 bytes and a 0 to `text`, which may be NULL where size is 0.
+ * Returns the length of the whole text; 0 when out of memory. */
+size_t tributary_client_options(const tributary_client* client, char* text, size_t size);
 /* Another client over the same connection, whose calls end by another timeout (>= 1 ms): for one
  * call or for many. It costs an allocation. It is closed like any other; the connection ends with
  * the last of them. */

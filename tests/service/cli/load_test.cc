@@ -8,8 +8,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "service/cli/bench_report.h"
-#include "service/cli/embedded_service.h"
 #include "service/client/client.h"
+#include "service/embedded/embedded_service.h"
 
 namespace tributary::cli {
 namespace {
@@ -21,7 +21,7 @@ using ::testing::Not;
 class LoadTest : public ::testing::Test {
  protected:
   LoadTest() {
-    auto service = EmbeddedService::Start({.workers = 2, .threads = 2});
+    auto service = service::EmbeddedService::Start({.workers = 2, .threads = 2});
     EXPECT_TRUE(service.ok()) << service.status();
     service_ = *std::move(service);
     options_.target = service_->target();
@@ -48,7 +48,7 @@ class LoadTest : public ::testing::Test {
     return (*(*client)->GetTopology({})).caches_size();
   }
 
-  std::unique_ptr<EmbeddedService> service_;
+  std::unique_ptr<service::EmbeddedService> service_;
   LoadOptions options_;
   std::atomic<bool> stop_{false};
   std::vector<std::string> told_;  // what a progress bar would have named

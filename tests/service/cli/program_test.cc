@@ -9,8 +9,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "service/cli/embedded_service.h"
 #include "service/client/client.h"
+#include "service/embedded/embedded_service.h"
 #include "tests/support/process.h"
 
 namespace tributary::cli {
@@ -127,7 +127,7 @@ TEST(Program, SaysWhichBuildItIs) {
 }
 
 TEST(Program, LooksAtAService) {
-  const auto service = EmbeddedService::Start({.workers = 3, .threads = 1});
+  const auto service = service::EmbeddedService::Start({.workers = 3, .threads = 1});
   ASSERT_TRUE(service.ok()) << service.status();
   const std::string target = " --target=" + (*service)->target();
   // Its workers are ready when it answers a bench.
@@ -173,7 +173,7 @@ TEST(Program, BenchBringsItsOwnService) {
 
 // A host that is killed in the midst of its steps holds nothing back: its stream ends with it.
 TEST(Program, AHostOfASessionThatIsKilledGivesItsSequencesBack) {
-  const auto service = EmbeddedService::Start({.workers = 2, .threads = 2});
+  const auto service = service::EmbeddedService::Start({.workers = 2, .threads = 2});
   ASSERT_TRUE(service.ok()) << service.status();
   const test::TemporaryDirectory directory;
   test::ChildProcess host(

@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
-#include "service/cli/embedded_service.h"
+#include "service/embedded/embedded_service.h"
 
 namespace tributary::cli {
 namespace {
@@ -79,7 +79,7 @@ std::unique_ptr<NiceMock<MockClient>> ServiceThatCounts(int counted, double mean
 
 TEST(SelfCheck, WorkingServicesPass) {
   for (const int workers : {1, 3}) {
-    const auto service = EmbeddedService::Start({.workers = workers, .threads = 1});
+    const auto service = service::EmbeddedService::Start({.workers = workers, .threads = 1});
     ASSERT_TRUE(service.ok()) << service.status();
     const auto client = client::Client::Connect({.target = (*service)->target()});
     ASSERT_TRUE(client.ok()) << client.status();

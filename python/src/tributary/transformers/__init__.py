@@ -7,8 +7,18 @@ Needs transformers 5.24 or later and torch, neither of which `import tributary` 
 """
 
 from .attachment import Attachment, attach, examine
-from .cache import ServiceCache
+from .cache import ServiceCache, SharedRows
 from .drafts import DraftAttachment, attach_drafter
 from .geometry import Layer, Refused
 
-__all__ = ["Attachment", "DraftAttachment", "Layer", "Refused", "ServiceCache", "attach", "attach_drafter", "examine"]
+__all__ = [
+    "Attachment",
+    "DraftAttachment",
+    "Layer",
+    "Refused",
+    "ServiceCache",
+    "SharedRows",
+    "attach",
+    "attach_drafter",
+    "examine",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,7 @@ from .. import errors
 from ..client import Client
 from ..service import Service
 from .attention import NAME, register
-from .cache import ServiceCache
+from .cache import ServiceCache, SharedRows
 from .geometry import Layer, Refused, cache_id, cache_spec
 from .graphs import Graphs
 from .probe import ask
@@ -69,6 +70,7 @@ class Attachment:
     def __init__(self, model: Any, client: Client, owned: Client | None, options: dict[str, Any]) -> None:
         self.model = model
         self._owned = owned
+        self._caches: weakref.WeakSet[ServiceCache] = weakref.WeakSet()
         most_bytes = options.pop("max_call_bytes")
         session_rows, cuda_graphs, fuse = (options.pop(name) for name in ("session_rows", "cuda_graphs", "fuse"))
         self._implementation = model.config._attn_implementation
@@ -111,11 +113,21 @@ class Attachment:
         model._prepare_cache_for_generation = self._prepare
         model.init_continuous_batching = self._batching
 
-    def cache(self) -> ServiceCache:
-        """An empty cache for `generate` or a call of the model: ``model(ids, cache=attachment.cache())``."""
+    def cache(self, shared: SharedRows | None = None) -> ServiceCache:
+        """A cache for `generate` or a call of the model: ``model(ids, cache=attachment.cache())``.
+
+        Parameters
+        ----------
+        shared : SharedRows, or None
+            None: it is empty. Else it goes on from these rows, which another cache of the same model holds
+            (`ServiceCache.shared`), in this process or in another: a prompt is computed once for all of them.
+        """
         cache: ServiceCache = cache_class(ServiceCache, self._config)(
             self.layers, self._config, self._steps, self._chunked
         )
+        self._caches.add(cache)
+        if shared is not None:
+            cache.go_on_from(shared)
         return cache
 
     @property
@@ -123,7 +135,7 @@ class Attachment:
         return self.model.config.get_text_config(decoder=True)
 
     def detach(self, delete: bool = False) -> None:
-        """Makes the model what it was; may be repeated.
+        """Makes the model what it was; may be repeated. When the client is the attachment's own, its caches end.
 
         Parameters
         ----------
@@ -139,6 +151,9 @@ class Attachment:
             self.model.destroy_cached_continuous_batching_manager()
         if self._graphs is not None:
             self._graphs.close()
+        if self._owned is not None:  # caches that live on could not close their sequences without it
+            for cache in list(self._caches):
+                cache.reset()
         del self.model._prepare_cache_for_generation
         del self.model.init_continuous_batching
         switch(self.model, self._implementation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -125,6 +126,19 @@ class _LayerView(CacheLayerMixin):
         return -1
 
 
+@dataclasses.dataclass(frozen=True)
+class SharedRows:
+    """Rows of a cache for other processes to go on from: made by `ServiceCache.shared`, may be pickled.
+
+    They are there for as long as the cache that made it holds them: whoever goes on from them forks them first.
+    """
+
+    held: str  #: id of the service's cache
+    sequences: tuple[int, ...]
+    lengths: tuple[int, ...]  #: tokens of each
+    columns: Columns
+
+
 class ServiceCache(Cache):
     """A `transformers.Cache` whose rows are sequences of the service; made by `Attachment.cache`.
 
@@ -226,6 +240,41 @@ class ServiceCache(Cache):
         for layer in self._kept:
             layer.reset()
 
+    def shared(self) -> SharedRows:
+        """The rows as they are now, for another process to go on from by ``attachment.cache(shared)``.
+
+        Raises
+        ------
+        Refused
+            Some of what they hold is not in the service, or in chunks.
+        """
+        self._whole()
+        self._check_shareable()
+        return SharedRows(self._held.id, self.sequences, tuple(self._lengths), self._columns.on_host())
+
+    def go_on_from(self, rows: SharedRows) -> None:
+        """An empty cache begins with forks of these rows, which share their pages until they differ.
+
+        Raises
+        ------
+        Refused
+            The cache is not empty, or its model's cache in the service is another one.
+        NotFound, OutOfRange
+            The rows are no longer there, or no longer that long. The cache is still empty.
+        """
+        self._whole()
+        self._check_shareable()
+        if self._sequences:
+            raise Refused(["the cache has rows of its own: begin with an empty one"])
+        if rows.held != self._held.id:
+            raise Refused([f"the rows are of the cache {rows.held}, this model's is {self._held.id}"])
+        self._sequences += self._forks(list(range(len(rows.sequences))), rows.sequences, rows.lengths)
+        self._lengths, self._columns = list(rows.lengths), rows.columns.copy()
+
+    def _check_shareable(self) -> None:
+        if self._kept or self._chunks is not None:
+            raise Refused(["rows of layers with states (linear attention, convolutions) or chunks are not shared"])
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ServiceCache:
         self._whole()
         chunks = self._chunks
@@ -266,13 +315,16 @@ class ServiceCache(Cache):
         if self._step is not None:
             raise RuntimeError("the last forward pass ended before its last layer: begin with a cache of its own")
 
-    def _forks(self, rows: Sequence[int]) -> list[int]:
-        """A new sequence for each row, or, when one fails, none."""
+    def _forks(
+        self, rows: Sequence[int], sequences: Sequence[int] | None = None, lengths: Sequence[int] | None = None
+    ) -> list[int]:
+        """A new sequence for each of these rows, of this cache or of `sequences`, or, when one fails, none."""
+        sequences, lengths = sequences or self._sequences, lengths or self._lengths
         made: list[int] = []
         try:
             for row in rows:
-                length = self._lengths[row]
-                made.append(self._held.fork(self._sequences[row], length) if length else self._held.open())
+                length = lengths[row]
+                made.append(self._held.fork(sequences[row], length) if length else self._held.open())
         except BaseException:
             close(self._held, made)
             raise

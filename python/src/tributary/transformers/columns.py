@@ -109,6 +109,12 @@ class Columns:
         twin.width, twin._present, twin._shown = self.width, self._present, self._shown
         return twin
 
+    def on_host(self) -> Columns:
+        """A copy without what lies on a GPU, for another process."""
+        twin = self.copy()
+        twin._shown = None
+        return twin
+
 
 def _fetches(mask: torch.Tensor) -> bool:
     """Whether it costs time to have a mask here."""

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "service/cli/embedded_service.h"
+#include "service/embedded/embedded_service.h"
 #include "tests/support/process.h"
 
 namespace tributary {
@@ -14,7 +14,7 @@ namespace {
 class CInterface : public testing::Test {
  protected:
   void SetUp() override {
-    auto service = cli::EmbeddedService::Start({.workers = 2, .threads = 2});
+    auto service = service::EmbeddedService::Start({.workers = 2, .threads = 2});
     ASSERT_TRUE(service.ok()) << service.status();
     service_ = *std::move(service);
   }
@@ -27,7 +27,7 @@ class CInterface : public testing::Test {
   }
 
  private:
-  std::unique_ptr<cli::EmbeddedService> service_;
+  std::unique_ptr<service::EmbeddedService> service_;
 };
 
 TEST_F(CInterface, HoldsWhatItsHeaderSays) { EXPECT_EQ(Run(C_HOST), ""); }

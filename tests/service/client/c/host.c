@@ -179,6 +179,18 @@ static void WithoutWaiting(tributary_client* client) {
   pthread_mutex_unlock(&told.mutex);
 }
 
+static void Options(tributary_client* client) {
+  char text[1024] = "";
+  const size_t length = tributary_client_options(client, text, sizeof text);
+  CHECK(length == strlen(text));
+  CHECK(tributary_client_options(client, NULL, 0) == length);
+  CHECK(strstr(text, "timeout: ") != NULL);
+  CHECK(strncmp(text, "target: ", 8) == 0);
+  char few[8];
+  CHECK(tributary_client_options(client, few, sizeof few) == length);
+  CHECK(strcmp(few, "target:") == 0);
+}
+
 static void Timeouts(tributary_client* client) {
   tributary_client* hasty = NULL;
   tributary_error* error = NULL;
@@ -315,6 +327,7 @@ int main(int argc, char** argv) {
   Caches(client);
   Sequences(client);
   WithoutWaiting(client);
+  Options(client);
   Timeouts(client);
   Sessions(client, TRIBUTARY_MEMORY_HOST);
   Sessions(client, TRIBUTARY_MEMORY_MESSAGES);

@@ -1,0 +1,55 @@
+// A service within this process, where the library has one.
+#include <nanobind/stl/string.h>
+
+#include "core.h"
+#ifdef TRIBUTARY_HAS_EMBEDDED
+#include <tributary_embedded.h>
+#endif
+
+namespace tributary::python {
+
+#ifdef TRIBUTARY_HAS_EMBEDDED
+namespace {
+
+class EmbeddedService {
+ public:
+  EmbeddedService(const std::string& device, int workers) {
+    tributary_service_options options{};
+    options.size = sizeof options;
+    options.device = device.c_str();
+    options.workers = workers;
+    Wait([&](tributary_error** error) { return tributary_serve(&options, &service_, error); });
+  }
+  ~EmbeddedService() { Stop(0); }
+  EmbeddedService(const EmbeddedService&) = delete;
+  EmbeddedService& operator=(const EmbeddedService&) = delete;
+
+  std::string Target() const { return tributary_service_target(service_); }
+
+  // Once.
+  void Stop(double drain) {
+    tributary_service* service = std::exchange(service_, nullptr);
+    nb::gil_scoped_release others_run;
+    tributary_service_stop(service, static_cast<int64_t>(drain * 1000));
+  }
+
+ private:
+  tributary_service* service_ = nullptr;
+};
+
+}  // namespace
+#endif
+
+void BindService(nb::module_& m) {
+#ifdef TRIBUTARY_HAS_EMBEDDED
+  m.attr("has_embedded_service") = true;
+  nb::class_<EmbeddedService>(m, "EmbeddedService")
+      .def(nb::init<const std::string&, int>())
+      .def("target", &EmbeddedService::Target)
+      .def("stop", &EmbeddedService::Stop);
+#else
+  m.attr("has_embedded_service") = false;
+#endif
+}
+
+}  // namespace tributary::python
