@@ -69,25 +69,26 @@ class Executor::Impl {
     sessions_.EndAll();
     backend_->Leave();
     const int size = comm->size();
-    Use(std::move(comm), size);
+    Use(std::move(comm), size, /*lanes=*/true);
   }
 
   absl::Status Join(std::unique_ptr<collective::Communicator> comm,
                     collective::Rendezvous& rendezvous, collective::Deadline deadline,
-                    int shard_ranks) {
+                    int shard_ranks, bool lanes) {
     sessions_.EndAll();
     backend_->Leave();
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<collective::Communicator> joined,
                                backend_->Join(std::move(comm), rendezvous, deadline));
     const int ranks = shard_ranks > 0 ? shard_ranks : joined->size();
-    Use(std::move(joined), ranks);
+    Use(std::move(joined), ranks, lanes);
     return absl::OkStatus();
   }
 
-  void Use(std::unique_ptr<collective::Communicator> comm, int shard_ranks) {
+  void Use(std::unique_ptr<collective::Communicator> comm, int shard_ranks, bool lanes) {
     DropOthers(comm->rank(), shard_ranks);
     apart_.clear();
     parcels_.Reset();
+    parcels_.set_lanes(lanes);
     // The old communicator closes its connections as it goes, which may take a while: not under the
     // lock.
     const std::shared_ptr<collective::Communicator> last = comm_;
@@ -505,8 +506,8 @@ void Executor::Join(std::unique_ptr<collective::Communicator> comm) {
 
 absl::Status Executor::Join(std::unique_ptr<collective::Communicator> comm,
                             collective::Rendezvous& rendezvous, collective::Deadline deadline,
-                            int shard_ranks) {
-  return impl_->Join(std::move(comm), rendezvous, deadline, shard_ranks);
+                            int shard_ranks, bool lanes) {
+  return impl_->Join(std::move(comm), rendezvous, deadline, shard_ranks, lanes);
 }
 
 std::shared_ptr<collective::Communicator> Executor::communicator() const {

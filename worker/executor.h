@@ -63,10 +63,11 @@ class Executor {
   // The same of a backend that may have another way (Backend::Join): called by all ranks at once,
   // each on a thread of its own. An error: this rank is in no group, and what it holds is as it
   // was. `shard_ranks`: the caches whose tokens are dealt over so many ranks are kept; 0: over
-  // those of the group. They differ while the number of workers changes.
+  // those of the group. They differ while the number of workers changes. `lanes`: whether all ranks
+  // know of memory that ranks of one machine share (worker/parcel_lanes.h).
   absl::Status Join(std::unique_ptr<collective::Communicator> comm,
                     collective::Rendezvous& rendezvous, collective::Deadline deadline,
-                    int shard_ranks = 0);
+                    int shard_ranks = 0, bool lanes = true);
   // The communicator in use, for Abort() from other threads; may be null. From any thread.
   std::shared_ptr<collective::Communicator> communicator() const;
 

@@ -16,7 +16,7 @@ absl::Status ParcelCarrier::Carry(const Trip& trip, collective::Communicator& co
     TRIBUTARY_RETURN_IF_ERROR(pack(parcel));
     return unpack(parcel);
   }
-  if (lanes_ == nullptr && trip.bytes >= least_lane_bytes_) {
+  if (lanes_ == nullptr && may_have_lanes_ && trip.bytes >= least_lane_bytes_) {
     TRIBUTARY_ASSIGN_OR_RETURN(lanes_, ParcelLanes::Form(comm, deadline));
     pins_.resize(static_cast<size_t>(comm.size()));
     pinned_.resize(static_cast<size_t>(comm.size()));

@@ -33,6 +33,8 @@ class ParcelCarrier {
                      const std::function<absl::Status(std::byte*)>& pack,
                      const std::function<absl::Status(const std::byte*)>& unpack);
 
+  // Whether there may be lanes: the ranks of a group say alike, before its first trip.
+  void set_lanes(bool may) { may_have_lanes_ = may; }
   // Gives back what it holds. All ranks of a group do so at the same command, and when they leave.
   void Reset();
 
@@ -47,6 +49,7 @@ class ParcelCarrier {
 
   Backend& backend_;
   const size_t least_lane_bytes_;
+  bool may_have_lanes_ = true;
   std::unique_ptr<ParcelLanes> lanes_;             // null: not formed yet
   std::vector<std::shared_ptr<const void>> pins_;  // by rank; after the lanes
   std::vector<bool> pinned_;

@@ -35,6 +35,8 @@ ABSL_FLAG(int, threads, 1, "Threads of each worker.");
 ABSL_FLAG(bool, forked, false,
           "The worker that is killed has its tokens from forks that begin with a page of their own "
           "each, so that few are sent.");
+ABSL_FLAG(bool, logs, false,
+          "The logs of the coordinator and of the spare are printed when a worker was killed.");
 ABSL_FLAG(int, sequences, 4096, "Sequences that are open when the coordinator is killed.");
 ABSL_FLAG(int, shard_mib, 1024, "MiB of tokens on the worker that is killed.");
 ABSL_FLAG(int, moved_mib, 1024, "MiB of tokens that all workers hold when their number changes.");
@@ -297,6 +299,9 @@ void KilledWorker() {
       "sent again\n  the coordinator's log: %s\n",
       static_cast<double>(shard_bytes) / (1 << 30), first, sequences.size(), all, again,
       Restored(service.coordinator().Log()).c_str());
+  if (!absl::GetFlag(FLAGS_logs)) return;
+  std::printf("the coordinator:\n%sthe spare:\n%s", service.coordinator().Log().c_str(),
+              spare->Log().c_str());
 }
 
 void RollingRestart(int replicas) {

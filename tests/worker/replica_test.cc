@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -84,11 +85,17 @@ class ReplicaTest : public ::testing::TestWithParam<Kind> {
   void SetUp() override {
     const Device device = GetParam().device;
     if (const std::string reason = WhyNoDevice(device); !reason.empty()) GTEST_SKIP() << reason;
-    group_ = std::make_unique<ThreadRanks>(kRanks, Poisoned(), BackendsOn(device));
+    group_ = std::make_unique<ThreadRanks>(kRanks, Options(), BackendsOn(device));
     Ok(CreateCacheCommand{spec_});
     Append(0, kTokens, {{1, 0, kPages}});
   }
 
+  // Of one of the types, parcels go over the communicator, as between machines.
+  static ExecutorOptions Options() {
+    ExecutorOptions options = Poisoned();
+    if (GetParam().type == DType::kBf16) options.least_lane_bytes = SIZE_MAX;
+    return options;
+  }
   ThreadRanks& ranks() { return *group_; }
   std::map<int, Reply> Execute(decltype(Command::body) body) {
     return ranks().Execute(CommandOf(ranks().epoch(), ++number_, kCache, std::move(body)));
@@ -130,7 +137,7 @@ class ReplicaTest : public ::testing::TestWithParam<Kind> {
   }
   // A rank is lost, and another takes its place, which knows the tables and no more.
   void Replace(int rank) {
-    ranks().Replace(rank, Poisoned());
+    ranks().Replace(rank, Options());
     Ok(CreateCacheCommand{spec_, /*existing=*/true});
     Ok(SetTablesCommand{{{1, 0, kPages}}});
   }

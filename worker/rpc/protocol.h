@@ -10,7 +10,7 @@ namespace tributary::worker {
 // The version of worker.proto. It is raised by a change that an older end would misread, in that
 // file or in what the ranks of a group take for granted of each other: how an exchange is chosen
 // and cut, and what goes over its connections.
-inline constexpr uint32_t kProtocolVersion = 10;
+inline constexpr uint32_t kProtocolVersion = 11;
 // The oldest version that this build speaks, too. It is raised only when no build is left that
 // speaks no newer one: at least one version before kProtocolVersion is spoken.
 inline constexpr uint32_t kMinProtocolVersion = 7;
@@ -22,6 +22,9 @@ inline constexpr uint32_t kSharedMailboxProtocol = 9;
 // The first version in which ranks say, before they connect, how they reach each other, and may do
 // so under TLS; and in which a rank that is Ready says how partials meet.
 inline constexpr uint32_t kPeerTlsProtocol = 10;
+// The first version in which pages go in memory that ranks of one machine share
+// (worker/parcel_lanes.h).
+inline constexpr uint32_t kParcelLaneProtocol = 11;
 
 // The versions that an end speaks: all of minimum .. current.
 struct ProtocolRange {

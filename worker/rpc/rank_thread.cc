@@ -174,7 +174,8 @@ absl::StatusOr<std::string> RankThread::FormNow(const Formation& formation) {
   TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<collective::Communicator> communicator,
                              Connect(formation));
   TRIBUTARY_RETURN_IF_ERROR(executor_->Join(std::move(communicator), *formation.rendezvous,
-                                            formation.deadline, formation.shard_ranks));
+                                            formation.deadline, formation.shard_ranks,
+                                            formation.lanes));
   memory_bytes_ = executor_->memory_used();
   const MutexLock lock(mutex_);
   communicator_ = executor_->communicator();

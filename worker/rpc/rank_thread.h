@@ -47,6 +47,7 @@ class RankThread {
     // The ranks say how they reach each other before they connect, and must agree.
     bool agrees_on_transport = false;
     int shard_ranks = 0;  // as of Executor::Join
+    bool lanes = false;   // the same
     collective::Strategy strategy = collective::Strategy::kAuto;
     // See CudaBackendOptions: batch_invariant, exchange and on_exchange.
     bool deterministic = false;

@@ -220,6 +220,7 @@ void Session::OnConfigure(uint64_t epoch, const v1::Configure& configure) {
   formation.place = {.rank = welcome_->rank(), .size = size, .epoch = epoch, .host = options_.host};
   formation.transport = *transport;
   formation.agrees_on_transport = protocol >= kPeerTlsProtocol;
+  formation.lanes = protocol >= kParcelLaneProtocol;
   formation.shard_ranks = configure.shard_ranks();
   formation.fresh = configure.fresh();
   formation.rendezvous = rendezvous_;
