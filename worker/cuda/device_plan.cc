@@ -143,7 +143,8 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   cuda::KernelOptions kernels = options.kernels;
   kernels.fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype);
   // (A result that is independent of the batch must not depend on who shares its pages.)
-  if (!pass.shared.empty() && !kernels.batch_invariant) {
+  if (!pass.shared.empty() && !kernels.batch_invariant &&
+      cuda::SharesPagesOf(types_.geometry.kv.dtype)) {
     MakeShared(pass, keys, options, shape, kernels, &launch->shared, host);
   }
   if (launch->shared.rows > 0) keys = host->shared.rest;

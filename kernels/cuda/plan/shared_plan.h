@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cuda/plan/plan.h"
+#include "kernels/dtype.h"
 #include "kernels/key_range.h"
 #include "kernels/params.h"
 
@@ -27,6 +28,10 @@ struct SharingCosts {
   int64_t bytes_per_token = 0;  // keys and values of one KV head
   int32_t multiprocessors = 1;
 };
+
+// Whether pages of caches of this type are read once for all sequences that share them. Those of
+// NVFP4 are read for each: no test of sharing them has run on a GPU yet.
+constexpr bool SharesPagesOf(DType kv_dtype) { return kv_dtype != DType::kNvfp4; }
 
 // How often a slot is read for so many query rows. (A further tile of a run finds in L2 what the
 // first one has read, but has as much to multiply, and takes as long.)

@@ -160,6 +160,8 @@ TEST(SharingRuleTest, DependsOnTheDevicesKernels) {
   EXPECT_EQ(SharingCostsFor({90, 132}, shape, {.portable = true}).widest_tile, 16);
   shape.geometry = SquareGeometry(8, 256, DType::kBf16);
   EXPECT_EQ(SharingCostsFor({90, 132}, shape).widest_tile, 32);
+  EXPECT_TRUE(SharesPagesOf(DType::kFp8E4M3));
+  EXPECT_FALSE(SharesPagesOf(DType::kNvfp4));
 }
 
 }  // namespace
