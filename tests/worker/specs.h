@@ -42,8 +42,8 @@ CacheSpec MaskSpec(int32_t window, bool sinks, float soft_cap);
 // Two layers, one with a window.
 CacheSpec LifecycleSpec(int32_t interleave);
 
-// Two KiB of FP8 keys and values to a token, so that a GPU shares what forks of a few thousand tokens
-// have alike.
+// Two KiB of FP8 keys and values to a token, so that a GPU shares what forks of a few thousand
+// tokens have alike.
 CacheSpec ForksSpec(DType kv_dtype);
 
 // Two layers of FP8, one with a window and sinks.

@@ -13,6 +13,7 @@
 #include "kernels/cuda/prefill/row_softmax.cuh"
 #include "kernels/cuda/prefill/sm80/mma_prefill.h"
 #include "kernels/cuda/prefill/sm80/mma_prefill_config.h"
+#include "kernels/cuda/ptx/ptx.cuh"
 
 namespace tributary::cuda {
 
@@ -21,14 +22,6 @@ __device__ __forceinline__ void CopyOrClear16(uint32_t shared, const void* globa
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(copy ? 16 : 0)
                : "memory");
-}
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Waits for all but the last kPending groups of copies.
-template <int kPending>
-__device__ __forceinline__ void WaitForCopyGroups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 // The byte offset of chunk `chunk` of a row, from the begin of the tile.
@@ -170,7 +163,7 @@ __device__ __forceinline__ bool Attend(
       CopyTile<Traits>(args, item, kv_head, tile + 1, shared.stages[(tile + 1) % Traits::kStages]);
     }
     CommitCopies();
-    WaitForCopyGroups<1>();
+    WaitForCopiesBut<1>();
     __syncthreads();
     typename Traits::Stage& stage = shared.stages[tile % Traits::kStages];
     const int first_key = item.key_begin + tile * Traits::kKeys;
