@@ -69,7 +69,8 @@ class Planner {
     plan_.part_rows.resize(plan_.rows.size());
     for (size_t i = 0; i < plan_.rows.size(); ++i) {
       RowParts& row = plan_.parts[static_cast<size_t>(plan_.rows[i])];
-      plan_.part_rows[static_cast<size_t>(row.begin + row.count++)] = static_cast<int32_t>(i);
+      const int32_t place = row.begin + row.count++;
+      plan_.part_rows[static_cast<size_t>(place)] = static_cast<int32_t>(i);
     }
   }
 
