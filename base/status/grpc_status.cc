@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/status/rpc_errors.h"
 
 namespace tributary {
@@ -55,8 +57,24 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
           ToRpcStatus(status).SerializeAsString()};
 }
 
+namespace {
+
+// gRPC, short of memory, resets calls with HTTP/2's ENHANCE_YOUR_CALM, and tells it as
+// RESOURCE_EXHAUSTED. Ours always says what ran out, in its details.
+bool WasReset(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+         status.error_details().empty() &&
+         absl::StrContains(status.error_message(), "RST_STREAM with error code");
+}
+
+}  // namespace
+
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
+  if (WasReset(status)) {
+    return absl::UnavailableError(
+        absl::StrCat("the call was reset for want of memory: ", status.error_message()));
+  }
   google::rpc::Status full;
   if (!full.ParseFromString(status.error_details())) full.Clear();
   full.set_code(status.error_code());

@@ -77,6 +77,19 @@ TEST(RpcErrors, AnUnreadableTrailerCostsOnlyTheDetails) {
   EXPECT_EQ(FieldOf(status), "");
 }
 
+// What gRPC's server does to calls of anybody when messages take more memory than it may have.
+TEST(RpcErrors, ACallThatWasResetForWantOfMemoryIsUnavailable) {
+  const grpc::Status reset(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                           "Received RST_STREAM with error code 11");
+  EXPECT_TRUE(absl::IsUnavailable(FromGrpcStatus(reset))) << FromGrpcStatus(reset);
+  EXPECT_EQ(RetryDelayOf(FromGrpcStatus(reset)), std::nullopt);  // so its outcome is unknown
+  const grpc::Status too_large(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                               "Received message larger than max");
+  EXPECT_TRUE(absl::IsResourceExhausted(FromGrpcStatus(too_large)));
+  const grpc::Status ours = ToGrpcStatus(Exhausted("cache:m pages", "RST_STREAM with error code"));
+  EXPECT_TRUE(absl::IsResourceExhausted(FromGrpcStatus(ours)));
+}
+
 TEST(RpcErrors, AreTextForPeople) {
   EXPECT_EQ(StatusText(absl::NotFoundError("no cache")), "NOT_FOUND: no cache");
   EXPECT_EQ(StatusText(absl::UnknownError("")), "UNKNOWN");

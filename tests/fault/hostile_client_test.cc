@@ -19,6 +19,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "base/status/grpc_status.h"
 #include "tests/fault/load.h"
 #include "tests/fault/programs.h"
 #include "tests/service/raw_call.h"
@@ -359,15 +361,15 @@ TEST(HostileClients, ThatSendMoreThanTheBoundAreHeldBackWhileOthersAreServed) {
       --clients;
     });
   }
-  // gRPC makes room by closing connections, idle ones of anybody first. Whoever finds theirs closed
-  // repeats the call, as after every UNAVAILABLE.
+  // gRPC makes room by closing connections, idle ones of anybody first, and by resetting calls.
+  // Whoever meets either repeats the call, as the client libraries do.
   int64_t position = 0;
   while (clients > 0) {
     grpc::Status status;
     const bool served = Eventually(kPatience, [&] {
       v1::AttendReply reply;
       status = service::testing::Attend(*stub, AttendOf(spec, "m", 1, position, 1), &reply);
-      return status.error_code() != StatusCode::UNAVAILABLE;
+      return !absl::IsUnavailable(FromGrpcStatus(status));
     });
     EXPECT_TRUE(served && status.ok()) << status.error_message();
     ++position;
