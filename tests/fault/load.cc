@@ -232,8 +232,10 @@ grpc::Status SequenceHost::Attend(const Rows& rows) {
     FillTensor(rows.v, rows.count, kKvHeads, request.mutable_v());
   }
   v1::AttendReply reply;
+  const auto begin = std::chrono::steady_clock::now();
   const grpc::Status status =
       WithDeadline([&](grpc::ClientContext* c) { return stub_->Attend(c, request, &reply); });
+  last_call_ = std::chrono::steady_clock::now() - begin;
   if (status.ok()) Check(rows, reply);
   return status;
 }

@@ -54,6 +54,9 @@ class SequenceHost {
   // are.
   grpc::Status BringBack(const grpc::Status& lost, int64_t* brought);
 
+  // How long the service took for the last Step or Look, without what the host does itself.
+  std::chrono::duration<double> last_call() const { return last_call_; }
+
   // Tokens known to be held: those of steps that ended in OK.
   int64_t length() const { return length_; }
   uint64_t id() const { return id_; }
@@ -79,6 +82,7 @@ class SequenceHost {
   int64_t length_ = 0;
   worker::testing::DenseLayer dense_;  // with the tokens of `unsettled_`
   std::optional<Rows> unsettled_;
+  std::chrono::duration<double> last_call_{};
 };
 
 }  // namespace tributary::test
