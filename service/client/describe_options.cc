@@ -62,6 +62,21 @@ std::vector<OptionValue> Describe(const HostSessionOptions& options) {
           {"kv_replicated", Text(kv_replicated)}};
 }
 
+std::vector<OptionValue> Describe(const DeviceSessionOptions& options) {
+  const auto& [cache_id, max_rows, max_new_tokens, dtype, return_lse, max_steps, wait_timeout,
+               endpoints, kv_replicated, timed] = options;
+  return {{"cache_id", Text(cache_id)},
+          {"max_rows", Text(max_rows)},
+          {"max_new_tokens", Text(max_new_tokens)},
+          {"dtype", Text(dtype)},
+          {"return_lse", Text(return_lse)},
+          {"max_steps", Text(max_steps)},
+          {"wait_timeout", Text(wait_timeout)},
+          {"endpoints", Text(endpoints)},
+          {"kv_replicated", Text(kv_replicated)},
+          {"timed", Text(timed)}};
+}
+
 std::vector<OptionValue> Describe(const EndpointOptions& options) {
   const auto& [session_id, secret, endpoint, spin] = options;
   return {{"session_id", Text(session_id)},

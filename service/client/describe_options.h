@@ -19,6 +19,7 @@ struct OptionValue {
 // others, a lease or a session's secret, is shown as "(set)"; files are shown by their paths.
 std::vector<OptionValue> Describe(const ConnectOptions& options);
 std::vector<OptionValue> Describe(const HostSessionOptions& options);
+std::vector<OptionValue> Describe(const DeviceSessionOptions& options);
 std::vector<OptionValue> Describe(const EndpointOptions& options);
 
 // One line for each, "name: value\n".

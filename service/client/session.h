@@ -51,6 +51,28 @@ struct SessionLayer {
   float* lse = nullptr;  // [rows, heads], with return_lse
 };
 
+// A session for hosts that compute with CUDA (cuda/device_session.h).
+struct DeviceSessionOptions {
+  std::string cache_id;
+  // Query rows and new tokens that a slot has room for. A step may have more, a prompt for example:
+  // its layers then go in pieces.
+  int32_t max_rows = 1;
+  int32_t max_new_tokens = 1;
+  v1::DType dtype = v1::DTYPE_BF16;  // of q, k, v and output: F32, BF16 or F16
+  bool return_lse = false;
+  int32_t max_steps = 2;  // submitted and not over, at a time
+  // How long a launch waits for the service, and the service for a launch, before the session is
+  // given up.
+  std::chrono::milliseconds wait_timeout{10'000};
+  // Processes that the model's heads are split over, and whether each of them has all KV heads
+  // (session.proto, JoinSession).
+  int32_t endpoints = 1;
+  bool kv_replicated = false;
+  // Whether layers are timed on the GPUs (TakeTimes). Exchanges then begin when attention has
+  // ended, where they would otherwise go along with it.
+  bool timed = false;
+};
+
 // Which endpoint of which session a process is to be: its place among the processes of a host whose
 // model is split over heads. The process with endpoint 0 opens the session with `endpoints` set,
 // and tells the others opened().session_id() and opened().endpoint_secret().

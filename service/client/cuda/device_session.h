@@ -14,10 +14,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,27 +26,6 @@
 #include "tributary/v1/session.pb.h"
 
 namespace tributary::client {
-
-struct DeviceSessionOptions {
-  std::string cache_id;
-  // Query rows and new tokens that a slot has room for. A step may have more, a prompt for example:
-  // its layers then go in pieces.
-  int32_t max_rows = 1;
-  int32_t max_new_tokens = 1;
-  v1::DType dtype = v1::DTYPE_BF16;  // of q, k, v and output: F32, BF16 or F16
-  bool return_lse = false;
-  int32_t max_steps = 2;  // submitted and not over, at a time
-  // How long a launch waits for the service, and the service for a launch, before the session is
-  // given up.
-  std::chrono::milliseconds wait_timeout{10'000};
-  // Processes that the model's heads are split over, and whether each of them has all KV heads
-  // (session.proto, JoinSession).
-  int32_t endpoints = 1;
-  bool kv_replicated = false;
-  // Whether layers are timed on the GPUs (TakeTimes). Exchanges then begin when attention has
-  // ended, where they would otherwise go along with it.
-  bool timed = false;
-};
 
 // Used from one thread at a time. Its launches are made on the device that was current when it was
 // opened.
