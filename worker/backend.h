@@ -78,8 +78,7 @@ class Shard {
                                  const std::byte* in);
 
   // Runs a step (RunStep), writes the tokens that its replica keeps, and waits for its results. An
-  // error leaves the group in need of a new
-  // epoch; kDataLoss: what the shard held is gone.
+  // error leaves the group in need of a new epoch; kDataLoss: what the shard held is gone.
   virtual absl::Status Run(const PlannedStep& step, StepResults* results) = 0;
 };
 

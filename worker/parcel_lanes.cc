@@ -196,8 +196,6 @@ void ParcelLanes::Done() {
   received_ = nullptr;
 }
 
-ParcelLanes::Memory ParcelLanes::own() const { return of(rank_); }
-
 ParcelLanes::Memory ParcelLanes::of(int rank) const {
   const Lane* lane = lanes_[static_cast<size_t>(rank)].get();
   if (lane == nullptr || lane->data == nullptr) return {};

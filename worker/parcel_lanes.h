@@ -42,12 +42,12 @@ class ParcelLanes {
   // On the receiver: has read it. Until then the sender writes there no more.
   void Done();
 
-  // Of this rank and of one that it receives from, for those who pin memory: all of a lane.
+  // All of the lane of this rank, or of one that it receives from, for those who pin memory.
+  // Without data where it is not reached.
   struct Memory {
     std::byte* data = nullptr;
     size_t bytes = 0;
   };
-  Memory own() const;
   Memory of(int rank) const;
 
  private:

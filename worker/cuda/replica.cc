@@ -18,6 +18,14 @@ constexpr size_t kPinnedBytes = size_t{256} << 20;
 // A page of many layers is copied by several threads.
 constexpr size_t kCopiedBytes = size_t{256} << 10;
 
+void CopyOut(const std::byte* kept, std::byte* travelling, size_t bytes) {
+  std::memcpy(travelling, kept, bytes);
+}
+
+void CopyIn(std::byte* kept, const std::byte* travelling, size_t bytes) {
+  std::memcpy(kept, travelling, bytes);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Shard>> CudaReplica::Create(ReplicaHost& host, int gpu,
@@ -88,61 +96,53 @@ absl::Status CudaReplica::CopyPages(const std::vector<PageCopy>& copies) {
   return absl::OkStatus();
 }
 
-absl::Status CudaReplica::ReadPages(std::span<const int32_t> pages, std::byte* out) {
+template <typename Bytes, typename Copy>
+void CudaReplica::ForEachPiece(std::span<const int32_t> pages, Bytes* travelling,
+                               const Copy& copy) const {
   const size_t parts = (page_bytes() + kCopiedBytes - 1) / kCopiedBytes;
   host_.pool.Run(static_cast<int>(pages.size() * parts), [&](int i) {
     const size_t page = static_cast<size_t>(i) / parts;
     const size_t at = static_cast<size_t>(i) % parts * kCopiedBytes;
-    std::memcpy(out + page * page_bytes() + at, Page(pages[page]) + at,
-                std::min(kCopiedBytes, page_bytes() - at));
+    copy(Page(pages[page]) + at, travelling + page * page_bytes() + at,
+         std::min(kCopiedBytes, page_bytes() - at));
   });
+}
+
+template <typename Bytes, typename Copy>
+void CudaReplica::ForEachPiece(std::span<const int64_t> first, int32_t slots, Bytes* travelling,
+                               const Copy& copy) const {
+  host_.pool.Run(static_cast<int>(first.size()), [&](int i) {
+    const int64_t slot = first[static_cast<size_t>(i)];
+    std::byte* const page = Page(static_cast<int32_t>(slot / page_size_));
+    Bytes* const run = travelling + static_cast<size_t>(i) * run_bytes(slots);
+    for (size_t layer = 0; layer + 1 < layout_.before.size(); ++layer) {
+      const size_t token = layout_.TokenBytes(layer);
+      copy(page + layout_.before[layer] * static_cast<size_t>(page_size_) +
+               static_cast<size_t>(slot % page_size_) * token,
+           run + layout_.before[layer] * static_cast<size_t>(slots),
+           token * static_cast<size_t>(slots));
+    }
+  });
+}
+
+absl::Status CudaReplica::ReadPages(std::span<const int32_t> pages, std::byte* out) {
+  ForEachPiece(pages, out, CopyOut);
   return absl::OkStatus();
 }
 
 absl::Status CudaReplica::WritePages(std::span<const int32_t> pages, const std::byte* in) {
-  const size_t parts = (page_bytes() + kCopiedBytes - 1) / kCopiedBytes;
-  host_.pool.Run(static_cast<int>(pages.size() * parts), [&](int i) {
-    const size_t page = static_cast<size_t>(i) / parts;
-    const size_t at = static_cast<size_t>(i) % parts * kCopiedBytes;
-    std::memcpy(Page(pages[page]) + at, in + page * page_bytes() + at,
-                std::min(kCopiedBytes, page_bytes() - at));
-  });
+  ForEachPiece(pages, in, CopyIn);
   return absl::OkStatus();
 }
 
-template <typename Copy>
-void CudaReplica::ForEachPart(int64_t first, int32_t slots, std::byte* travelling,
-                              const Copy& copy) const {
-  std::byte* const page = Page(static_cast<int32_t>(first / page_size_));
-  const auto in_page = static_cast<size_t>(first % page_size_);
-  for (size_t layer = 0; layer + 1 < layout_.before.size(); ++layer) {
-    const size_t token = layout_.TokenBytes(layer);
-    copy(page + layout_.before[layer] * static_cast<size_t>(page_size_) + in_page * token,
-         travelling + layout_.before[layer] * static_cast<size_t>(slots),
-         token * static_cast<size_t>(slots));
-  }
-}
-
 absl::Status CudaReplica::ReadRuns(std::span<const int64_t> first, int32_t slots, std::byte* out) {
-  host_.pool.Run(static_cast<int>(first.size()), [&](int i) {
-    const auto run = static_cast<size_t>(i);
-    ForEachPart(first[run], slots, out + run * run_bytes(slots),
-                [](std::byte* kept, std::byte* travelling, size_t bytes) {
-                  std::memcpy(travelling, kept, bytes);
-                });
-  });
+  ForEachPiece(first, slots, out, CopyOut);
   return absl::OkStatus();
 }
 
 absl::Status CudaReplica::WriteRuns(std::span<const int64_t> first, int32_t slots,
                                     const std::byte* in) {
-  host_.pool.Run(static_cast<int>(first.size()), [&](int i) {
-    const auto run = static_cast<size_t>(i);
-    ForEachPart(first[run], slots, const_cast<std::byte*>(in) + run * run_bytes(slots),
-                [](std::byte* kept, const std::byte* travelling, size_t bytes) {
-                  std::memcpy(kept, travelling, bytes);
-                });
-  });
+  ForEachPiece(first, slots, in, CopyIn);
   return absl::OkStatus();
 }
 

@@ -71,9 +71,13 @@ class CudaReplica final : public Shard {
   std::byte* Page(int32_t page) const {
     return memory_->data() + static_cast<size_t>(page) * page_bytes();
   }
-  // Calls copy(kept, travelling, bytes) for the parts of a run that lie together.
-  template <typename Copy>
-  void ForEachPart(int64_t first, int32_t slots, std::byte* travelling, const Copy& copy) const;
+  // Calls copy(kept, travelling, bytes), from several threads, for pieces of these pages or runs
+  // that lie together on both sides. Bytes is std::byte or const std::byte.
+  template <typename Bytes, typename Copy>
+  void ForEachPiece(std::span<const int32_t> pages, Bytes* travelling, const Copy& copy) const;
+  template <typename Bytes, typename Copy>
+  void ForEachPiece(std::span<const int64_t> first, int32_t slots, Bytes* travelling,
+                    const Copy& copy) const;
 
   ReplicaHost& host_;
   const int gpu_;
