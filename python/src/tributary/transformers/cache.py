@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -268,7 +268,7 @@ class ServiceCache(Cache):
             raise Refused(["the cache has rows of its own: begin with an empty one"])
         if rows.held != self._held.id:
             raise Refused([f"the rows are of the cache {rows.held}, this model's is {self._held.id}"])
-        self._sequences += self._forks(list(range(len(rows.sequences))), rows.sequences, rows.lengths)
+        self._sequences += self._forks(zip(rows.sequences, rows.lengths))
         self._lengths, self._columns = list(rows.lengths), rows.columns.copy()
 
     def _check_shareable(self) -> None:
@@ -281,7 +281,7 @@ class ServiceCache(Cache):
         copy: ServiceCache = type(self)(
             self._geometry, self._config, self._steps, None if chunks is None else (chunks.steps, chunks.size)
         )
-        copy._sequences += self._forks(list(range(len(self._sequences))))
+        copy._sequences += self._forks(zip(self._sequences, self._lengths))
         copy._lengths, copy._columns = list(self._lengths), self._columns.copy()
         copy_states(copy._kept, self._kept)
         if chunks is not None and copy._chunks is not None:
@@ -315,16 +315,12 @@ class ServiceCache(Cache):
         if self._step is not None:
             raise RuntimeError("the last forward pass ended before its last layer: begin with a cache of its own")
 
-    def _forks(
-        self, rows: Sequence[int], sequences: Sequence[int] | None = None, lengths: Sequence[int] | None = None
-    ) -> list[int]:
-        """A new sequence for each of these rows, of this cache or of `sequences`, or, when one fails, none."""
-        sequences, lengths = sequences or self._sequences, lengths or self._lengths
+    def _forks(self, rows: Iterable[tuple[int, int]]) -> list[int]:
+        """A new sequence for each (sequence, length), which shares its tokens, or, when one fails, none."""
         made: list[int] = []
         try:
-            for row in rows:
-                length = lengths[row]
-                made.append(self._held.fork(sequences[row], length) if length else self._held.open())
+            for sequence, length in rows:
+                made.append(self._held.fork(sequence, length) if length else self._held.open())
         except BaseException:
             close(self._held, made)
             raise
@@ -333,7 +329,8 @@ class ServiceCache(Cache):
     def _select(self, rows: Sequence[int]) -> None:
         self._whole()
         again = [place for place, row in enumerate(rows) if row in rows[:place]]
-        forks = dict(zip(again, self._forks([rows[place] for place in again])))
+        held = list(zip(self._sequences, self._lengths))
+        forks = dict(zip(again, self._forks(held[rows[place]] for place in again)))
         unused = [sequence for row, sequence in enumerate(self._sequences) if row not in rows]
         chosen = [forks.get(place, self._sequences[row]) for place, row in enumerate(rows)]
         if self._chunks is not None:
