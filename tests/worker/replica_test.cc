@@ -58,7 +58,7 @@ TEST(Parcel, PagesOfAnotherOrderAreRefused) {
   EXPECT_EQ(PageOrderOf(spec), 1u);
 }
 
-constexpr CacheId kCache = 3;
+constexpr CacheId kCacheId = 3;
 constexpr int kRanks = 3;
 constexpr int32_t kTokens = 150;
 const std::vector<int32_t> kPages = {5, 2, 7, 1};
@@ -98,7 +98,7 @@ class ReplicaTest : public ::testing::TestWithParam<Kind> {
   }
   ThreadRanks& ranks() { return *group_; }
   std::map<int, Reply> Execute(decltype(Command::body) body) {
-    return ranks().Execute(CommandOf(ranks().epoch(), ++number_, kCache, std::move(body)));
+    return ranks().Execute(CommandOf(ranks().epoch(), ++number_, kCacheId, std::move(body)));
   }
   void Ok(decltype(Command::body) body) {
     for (const auto& [rank, reply] : Execute(std::move(body))) {
@@ -276,7 +276,7 @@ TEST(ReplicaMemory, CountsTowardsTheLimitOfTheRank) {
   Command command;
   command.epoch = ranks.epoch();
   command.number = 1;
-  command.cache = kCache;
+  command.cache = kCacheId;
   command.body = CreateCacheCommand{spec};
   for (const auto& [rank, reply] : ranks.Execute(command)) {
     EXPECT_EQ(reply.status.code(), absl::StatusCode::kResourceExhausted) << reply.status;
