@@ -250,7 +250,8 @@ void CacheRegistry::OnCreated(const CachePtr& cache, const absl::Status& status)
                                 {"layers", cache->spec.layers.size()},
                                 {"backend", cache->backends.first()->name}});
     if (options_.journal == nullptr) return AnswerCreators(cache, failure);
-    // If the journal cannot write it, the log says so, and the cache lasts as long as this process.
+    // If the journal cannot write it, the log says so, and it is tried again: until then the cache
+    // lasts as long as this process.
     options_.journal->PutCache(
         {.name = cache->name, .owner = cache->owner, .first_id = cache->id(), .spec = cache->asked},
         [this, cache](const absl::Status&) {

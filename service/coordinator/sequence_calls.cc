@@ -318,7 +318,8 @@ void SequenceCalls::ForgetLease(const CachePtr& cache, worker::SequenceId id) {
 void SequenceCalls::AnswerWhenKept(const std::vector<JournaledLease>& leases,
                                    std::function<void()> answer) {
   if (leases.empty()) return lock_.Answer(std::move(answer));
-  // If the journal cannot write it, the log says so, and after a restart the sequence has no lease.
+  // If the journal cannot write it, the log says so, and it is tried again: after a restart before
+  // then the sequence has no lease.
   options_.journal->PutLeases(leases, [this, answer = std::move(answer)](const absl::Status&) {
     const CriticalSection section(lock_);
     lock_.Answer(answer);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -34,6 +35,10 @@ constexpr char kLeaseTable[] =
     "CREATE TABLE IF NOT EXISTS leases (cache TEXT NOT NULL, sequence INTEGER NOT NULL, lease TEXT "
     "NOT NULL, PRIMARY KEY (cache, sequence)) WITHOUT ROWID";
 
+constexpr std::chrono::milliseconds kTryAgain{100};
+// Leases that are owed to a full disk: some tens of megabytes.
+constexpr size_t kMostOwedLeases = 100'000;
+
 // Beyond this, the number of ranks of a journal is not one that anybody wrote.
 constexpr uint64_t kMostRanks = 65'536;
 
@@ -44,6 +49,10 @@ std::optional<uint64_t> ReadNumber(const SqlValue& value) {
   const auto* number = std::get_if<int64_t>(&value);
   if (number == nullptr) return std::nullopt;
   return static_cast<uint64_t>(*number);
+}
+
+std::string LeaseKey(const std::string& cache, worker::SequenceId sequence) {
+  return absl::StrCat("lease/", sequence, "/", cache);
 }
 
 absl::Status Misread() { return absl::DataLossError("a row is not what it should be"); }
@@ -64,6 +73,9 @@ absl::Status PutAside(const std::string& path) {
 }
 
 }  // namespace
+
+Journal::Journal(std::shared_ptr<const telemetry::Logger> log)
+    : log_(std::move(log)), owed_(kMostOwedLeases) {}
 
 absl::StatusOr<std::shared_ptr<Journal>> Journal::Open(
     const std::string& directory, int ranks, std::shared_ptr<const telemetry::Logger> log) {
@@ -221,75 +233,87 @@ absl::Status Journal::BeginGroup(int ranks) {
 // ---------------------------------------------------------------------------------------- writing
 
 void Journal::OnEpoch(uint64_t epoch) {
-  EnqueueAndWait({{"UPDATE group_identity SET epoch = ?", {Number(epoch)}, nullptr}});
+  EnqueueAndWait({{.sql = "UPDATE group_identity SET epoch = ?",
+                   .parameters = {Number(epoch)},
+                   .key = "epoch"}});
 }
 
 void Journal::OnFormed(uint64_t epoch, const std::vector<uint64_t>& holders) {
-  std::vector<Write> writes;
-  writes.push_back({"UPDATE group_identity SET formed_epoch = ?", {Number(epoch)}, nullptr});
+  std::vector<JournalWrite> writes;
+  writes.push_back({.sql = "UPDATE group_identity SET formed_epoch = ?",
+                    .parameters = {Number(epoch)},
+                    .key = "formed"});
   for (size_t rank = 0; rank < holders.size(); ++rank) {
-    writes.push_back({"INSERT OR REPLACE INTO holders VALUES (?, ?)",
-                      {static_cast<int64_t>(rank), Number(holders[rank])},
-                      nullptr});
+    writes.push_back({.sql = "INSERT OR REPLACE INTO holders VALUES (?, ?)",
+                      .parameters = {static_cast<int64_t>(rank), Number(holders[rank])},
+                      .key = absl::StrCat("holder/", rank)});
   }
   EnqueueAndWait(std::move(writes));
 }
 
-Journal::Write Journal::WriteOf(const JournaledCache& cache) {
-  return {"INSERT OR REPLACE INTO caches VALUES (?, ?, ?, ?)",
-          {cache.name, cache.owner, static_cast<int64_t>(cache.first_id),
-           Blob{cache.spec.SerializeAsString()}},
-          nullptr};
+JournalWrite Journal::WriteOf(const JournaledCache& cache) {
+  return {.sql = "INSERT OR REPLACE INTO caches VALUES (?, ?, ?, ?)",
+          .parameters = {cache.name, cache.owner, static_cast<int64_t>(cache.first_id),
+                         Blob{cache.spec.SerializeAsString()}}};
 }
 
 void Journal::PutCache(const JournaledCache& cache, Done done) {
-  std::vector<Write> writes = {WriteOf(cache)};
-  writes.back().done = std::move(done);
-  Enqueue(std::move(writes));
+  JournalWrite write = WriteOf(cache);
+  write.key = absl::StrCat("cache/", cache.name);
+  write.done = std::move(done);
+  Enqueue({std::move(write)});
 }
 
 void Journal::ChangeRanks(int ranks, const std::vector<JournaledCache>& caches, Done done) {
-  std::vector<Write> writes;
+  std::vector<JournalWrite> writes;
   for (const JournaledCache& cache : caches) writes.push_back(WriteOf(cache));
-  writes.push_back({"DELETE FROM holders WHERE rank >= ?", {int64_t{ranks}}, nullptr});
-  writes.push_back({"UPDATE group_identity SET ranks = ?", {int64_t{ranks}}, std::move(done)});
+  writes.push_back({.sql = "DELETE FROM holders WHERE rank >= ?", .parameters = {int64_t{ranks}}});
+  writes.push_back({.sql = "UPDATE group_identity SET ranks = ?",
+                    .parameters = {int64_t{ranks}},
+                    .done = std::move(done)});
   Enqueue(std::move(writes));
 }
 
 void Journal::DropCache(const std::string& name, Done done) {
-  std::vector<Write> writes;
-  writes.push_back({"DELETE FROM leases WHERE cache = ?", {name}, nullptr});
-  writes.push_back({"DELETE FROM caches WHERE name = ?", {name}, std::move(done)});
+  std::vector<JournalWrite> writes;
+  writes.push_back({.sql = "DELETE FROM leases WHERE cache = ?",
+                    .parameters = {name},
+                    .key = absl::StrCat("leases-of/", name)});
+  writes.push_back({.sql = "DELETE FROM caches WHERE name = ?",
+                    .parameters = {name},
+                    .key = absl::StrCat("cache/", name),
+                    .done = std::move(done)});
   Enqueue(std::move(writes));
 }
 
 void Journal::PutLeases(const std::vector<JournaledLease>& leases, Done done) {
-  std::vector<Write> writes;
+  std::vector<JournalWrite> writes;
   for (const JournaledLease& lease : leases) {
-    writes.push_back({"INSERT OR REPLACE INTO leases VALUES (?, ?, ?)",
-                      {lease.cache, Number(lease.sequence), lease.lease},
-                      nullptr});
+    writes.push_back({.sql = "INSERT OR REPLACE INTO leases VALUES (?, ?, ?)",
+                      .parameters = {lease.cache, Number(lease.sequence), lease.lease},
+                      .key = LeaseKey(lease.cache, lease.sequence),
+                      .dispensable = true});
   }
   writes.back().done = std::move(done);
   Enqueue(std::move(writes));
 }
 
 void Journal::DropLease(const std::string& cache, worker::SequenceId sequence) {
-  std::vector<Write> writes;
-  writes.push_back(
-      {"DELETE FROM leases WHERE cache = ? AND sequence = ?", {cache, Number(sequence)}, nullptr});
-  Enqueue(std::move(writes));
+  Enqueue({{.sql = "DELETE FROM leases WHERE cache = ? AND sequence = ?",
+            .parameters = {cache, Number(sequence)},
+            .key = LeaseKey(cache, sequence),
+            .dispensable = true}});
 }
 
-void Journal::Flush() { EnqueueAndWait({{"SELECT 1", {}, nullptr}}); }
+void Journal::Flush() { EnqueueAndWait({{.sql = "SELECT 1"}}); }
 
-void Journal::Enqueue(std::vector<Write> writes) {
+void Journal::Enqueue(std::vector<JournalWrite> writes) {
   const MutexLock lock(mutex_);
-  for (Write& write : writes) queue_.push_back(std::move(write));
+  for (JournalWrite& write : writes) queue_.push_back(std::move(write));
   changed_.NotifyAll();
 }
 
-void Journal::EnqueueAndWait(std::vector<Write> writes) {
+void Journal::EnqueueAndWait(std::vector<JournalWrite> writes) {
   struct Answer {
     Mutex mutex;
     CondVar given;
@@ -308,30 +332,56 @@ void Journal::EnqueueAndWait(std::vector<Write> writes) {
 
 void Journal::Loop() {
   for (;;) {
-    std::deque<Write> writes;
+    std::deque<JournalWrite> writes;
+    bool stopping = false;
     {
       const MutexLock lock(mutex_);
-      while (queue_.empty() && !stopping_) changed_.Wait(mutex_);
-      if (queue_.empty()) return;
+      const auto again = std::chrono::steady_clock::now() + kTryAgain;
+      while (queue_.empty() && !stopping_) {
+        if (owed_.empty()) {
+          changed_.Wait(mutex_);
+        } else if (!changed_.WaitUntil(mutex_, again)) {
+          break;
+        }
+      }
+      stopping = stopping_ && queue_.empty();
       writes.swap(queue_);
     }
-    const absl::Status status = Commit(writes);
-    if (!status.ok()) {
-      log_->Error("not written to the journal: a restart will not find it",
-                  {{"writes", writes.size()}, {"error", status.message()}});
+    if (!writes.empty() || !owed_.empty()) WriteAll(writes);
+    if (!stopping) continue;
+    if (!owed_.empty()) {
+      log_->Error("stops without having been able to write to the journal",
+                  {{"writes", owed_.writes().size()}});
     }
-    for (const Write& write : writes) {
-      if (write.done) write.done(status);
-    }
+    return;
   }
 }
 
-absl::Status Journal::Commit(const std::deque<Write>& writes) {
+void Journal::WriteAll(const std::deque<JournalWrite>& writes) {
+  const size_t owed = owed_.writes().size();
+  const absl::Status status = Commit(writes);
+  if (status.ok()) {
+    owed_.Clear();
+    if (owed > 0) log_->Info("the journal has what could not be written", {{"writes", owed}});
+  } else if (!writes.empty()) {
+    owed_.Add(writes);
+    log_->Error(
+        "not written to the journal: a restart will not find it unless it can be written until "
+        "then",
+        {{"writes", writes.size()}, {"error", status.message()}});
+  }
+  for (const JournalWrite& write : writes) {
+    if (write.done) write.done(status);
+  }
+}
+
+absl::Status Journal::Commit(const std::deque<JournalWrite>& writes) {
   TRIBUTARY_RETURN_IF_ERROR(database_->Execute("BEGIN"));
   absl::Status status;
-  for (const Write& write : writes) {
-    status = database_->Run(write.sql, write.parameters);
-    if (!status.ok()) break;
+  for (const std::deque<JournalWrite>* part : {&owed_.writes(), &writes}) {
+    for (const JournalWrite& write : *part) {
+      if (status.ok()) status = database_->Run(write.sql, write.parameters);
+    }
   }
   if (status.ok()) status = database_->Execute("COMMIT");
   if (!status.ok()) database_->Execute("ROLLBACK").IgnoreError();

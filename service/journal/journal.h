@@ -1,7 +1,8 @@
 // What outlives the coordinator's process: its group's identity, and its caches.
 //
 // A thread of the journal's own writes, and commits together whatever has come meanwhile. Each
-// commit is on disk (fsync) before anybody is told so.
+// commit is on disk (fsync) before anybody is told so. What the disk does not take, because it is
+// full, say, is tried again until it does: a restart before then does not find it.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "base/sync/mutex.h"
 #include "base/telemetry/log.h"
+#include "service/journal/owed_writes.h"
 #include "service/journal/sqlite.h"
 #include "service/workers/group_store.h"
 #include "tributary/v1/types.pb.h"
@@ -59,11 +61,12 @@ class Journal final : public GroupStore {
   void OnEpoch(uint64_t epoch) override;
   void OnFormed(uint64_t epoch, const std::vector<uint64_t>& holders) override;
 
-  // Called from any thread, with any lock held; `done` is called on the journal's thread.
+  // Called from any thread, with any lock held; `done` is called on the journal's thread, once,
+  // with what became of the first try.
   using Done = std::function<void(const absl::Status&)>;
   void PutCache(const JournaledCache& cache, Done done);
   // From now on the group has so many ranks, and these caches take the place of those of their
-  // names.
+  // names. After a failure nothing has changed, and it is not tried again.
   void ChangeRanks(int ranks, const std::vector<JournaledCache>& caches, Done done);
   // Its sequences go with it.
   void DropCache(const std::string& name, Done done);
@@ -75,15 +78,9 @@ class Journal final : public GroupStore {
   void Flush();
 
  private:
-  struct Write {
-    const char* sql;
-    std::vector<SqlValue> parameters;
-    Done done;
-  };
+  static JournalWrite WriteOf(const JournaledCache& cache);
 
-  static Write WriteOf(const JournaledCache& cache);
-
-  explicit Journal(std::shared_ptr<const telemetry::Logger> log) : log_(std::move(log)) {}
+  explicit Journal(std::shared_ptr<const telemetry::Logger> log);
 
   absl::Status Lock(const std::string& directory);
   // What is in the file, or how it begins. kDataLoss: it cannot be read.
@@ -92,21 +89,25 @@ class Journal final : public GroupStore {
   absl::Status LoadCaches();
   absl::Status LoadLeases();
   absl::Status BeginGroup(int ranks);
-  void Enqueue(std::vector<Write> writes);
-  void EnqueueAndWait(std::vector<Write> writes);
+  void Enqueue(std::vector<JournalWrite> writes);
+  void EnqueueAndWait(std::vector<JournalWrite> writes);
   void Loop();
-  absl::Status Commit(const std::deque<Write>& writes);
+  // Writes these, and before them what is owed; keeps what fails and has a key.
+  void WriteAll(const std::deque<JournalWrite>& writes);
+  absl::Status Commit(const std::deque<JournalWrite>& writes);
 
   const std::shared_ptr<const telemetry::Logger> log_;
   int lock_file_ = -1;
   GroupIdentity identity_;
   std::vector<JournaledCache> caches_;
   std::vector<JournaledLease> leases_;
-  std::unique_ptr<Sqlite> database_;  // the thread's, once that runs
+  // The thread's, once that runs.
+  std::unique_ptr<Sqlite> database_;
+  OwedWrites owed_;
 
   Mutex mutex_;
   CondVar changed_;
-  std::deque<Write> queue_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::deque<JournalWrite> queue_ TRIBUTARY_GUARDED_BY(mutex_);
   bool stopping_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

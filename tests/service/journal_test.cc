@@ -4,7 +4,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -13,6 +16,8 @@
 #include <vector>
 
 #include "base/status/errors.h"
+#include "service/journal/owed_writes.h"
+#include "service/journal/sqlite.h"
 #include "tests/support/process.h"
 
 namespace tributary::service {
@@ -219,6 +224,105 @@ TEST_F(JournalTest, ATornEndIsLeftOut) {
   const auto journal = MustOpen();
   EXPECT_EQ(journal->identity().group_id, group);
   EXPECT_EQ(journal->identity().epoch, 5u) << "workers know of 6, and tell";
+}
+
+// Within its life no file of this process grows beyond so many bytes, as on a disk that is full.
+class FullDisk {
+ public:
+  explicit FullDisk(uint64_t bytes) : before_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &limit_);
+    const rlimit low = {.rlim_cur = bytes, .rlim_max = limit_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &low);
+  }
+  ~FullDisk() {
+    setrlimit(RLIMIT_FSIZE, &limit_);
+    std::signal(SIGXFSZ, before_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  void (*before_)(int);
+  rlimit limit_ = {};
+};
+
+// The group has gone on: it has another epoch, other holders, another cache. Only what its caller
+// gave up is not made later.
+TEST_F(JournalTest, WhatAFullDiskDidNotTakeIsWrittenWhenThereIsRoom) {
+  Fill();
+  {
+    const auto journal = MustOpen();
+    const FullDisk full(4096);
+    journal->OnEpoch(7);
+    journal->OnFormed(7, {21, 22});
+    journal->OnFormed(8, {21, 23});
+    EXPECT_FALSE(Put(*journal, "another", 9).ok());
+    EXPECT_FALSE(Drop(*journal, "model").ok());
+    std::promise<absl::Status> changed;
+    journal->ChangeRanks(1, {}, [&](const absl::Status& status) { changed.set_value(status); });
+    EXPECT_FALSE(changed.get_future().get().ok());
+    journal->PutLeases({{.cache = "another", .sequence = 4, .lease = "l"},
+                        {.cache = "another", .sequence = 5, .lease = "l"}},
+                       nullptr);
+    journal->DropLease("another", 5);
+    journal->Flush();
+  }
+  const auto journal = MustOpen();
+  EXPECT_EQ(journal->identity().epoch, 7u);
+  EXPECT_EQ(journal->identity().formed_epoch, 8u);
+  EXPECT_THAT(journal->identity().holders, ElementsAre(21, 23));
+  ASSERT_THAT(journal->caches(), SizeIs(1));
+  EXPECT_EQ(journal->caches()[0].name, "another");
+  EXPECT_THAT(LeasesOf(*journal), ElementsAre("another/4=l"));
+}
+
+TEST_F(JournalTest, AFullDiskIsTriedAgainWithoutAnythingNew) {
+  Fill();
+  const auto journal = MustOpen();
+  {
+    const FullDisk full(4096);
+    journal->OnEpoch(7);
+  }
+  EXPECT_TRUE(test::Eventually(std::chrono::seconds(30), [&] {
+    // Of the file as a crash would leave it now.
+    for (const char* suffix : {"", "-wal"}) {
+      std::filesystem::copy_file(File() + suffix, directory_.File("copy.db") + suffix,
+                                 std::filesystem::copy_options::overwrite_existing);
+    }
+    auto copy = Sqlite::Open(directory_.File("copy.db"));
+    const auto rows = copy->Query("SELECT epoch FROM group_identity");
+    return rows.ok() && *rows == std::vector<SqlRow>{{int64_t{7}}};
+  }));
+}
+
+JournalWrite WriteOf(const std::string& key, int64_t value, bool dispensable = false) {
+  return {.sql = "", .parameters = {value}, .key = key, .dispensable = dispensable};
+}
+
+// As text: "key=value".
+std::vector<std::string> TextOf(const OwedWrites& owed) {
+  std::vector<std::string> all;
+  for (const JournalWrite& write : owed.writes()) {
+    all.push_back(write.key + "=" + std::to_string(std::get<int64_t>(write.parameters[0])));
+  }
+  return all;
+}
+
+TEST(OwedWrites, KeepTheLastOfEachKeyInOrder) {
+  OwedWrites owed(10);
+  owed.Add({WriteOf("a", 1), WriteOf("b", 2), WriteOf("", 3), WriteOf("a", 4)});
+  EXPECT_THAT(TextOf(owed), ElementsAre("b=2", "a=4"));
+  owed.Add({WriteOf("c", 5), WriteOf("b", 6)});
+  EXPECT_THAT(TextOf(owed), ElementsAre("a=4", "c=5", "b=6"));
+  owed.Clear();
+  EXPECT_TRUE(owed.empty());
+}
+
+TEST(OwedWrites, GiveUpTheOldestOfTooManyDispensableOnes) {
+  OwedWrites owed(2);
+  owed.Add(
+      {WriteOf("l1", 1, true), WriteOf("kept", 0), WriteOf("l2", 2, true), WriteOf("l3", 3, true)});
+  EXPECT_THAT(TextOf(owed), ElementsAre("kept=0", "l2=2", "l3=3"));
 }
 
 }  // namespace
