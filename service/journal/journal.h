@@ -94,6 +94,7 @@ class Journal final : public GroupStore {
   void Loop();
   // Writes these, and before them what is owed; keeps what fails and has a key.
   void WriteAll(const std::deque<JournalWrite>& writes);
+  absl::Status TryDisk();
   absl::Status Commit(const std::deque<JournalWrite>& writes);
 
   const std::shared_ptr<const telemetry::Logger> log_;
@@ -104,6 +105,7 @@ class Journal final : public GroupStore {
   // The thread's, once that runs.
   std::unique_ptr<Sqlite> database_;
   OwedWrites owed_;
+  uint32_t tries_ = 0;
 
   Mutex mutex_;
   CondVar changed_;

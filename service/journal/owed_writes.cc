@@ -1,28 +1,34 @@
 #include "service/journal/owed_writes.h"
 
-#include <string_view>
-#include <utility>
-
-#include "absl/container/flat_hash_set.h"
-
 namespace tributary::service {
 
 void OwedWrites::Add(const std::deque<JournalWrite>& failed) {
   for (const JournalWrite& write : failed) {
     if (write.key.empty()) continue;
-    writes_.push_back(write);
-    writes_.back().done = nullptr;  // has been told
+    if (const auto before = of_key_.find(write.key); before != of_key_.end()) {
+      Remove(before->second);
+    }
+    const uint64_t number = next_++;
+    JournalWrite& owed = writes_[number];
+    owed = write;
+    owed.done = nullptr;  // has been told
+    of_key_[write.key] = number;
+    if (write.dispensable) dispensable_.insert(number);
+    if (dispensable_.size() > most_) Remove(*dispensable_.begin());
   }
-  std::deque<JournalWrite> kept;
-  absl::flat_hash_set<std::string_view> keys;  // of `kept`, whose elements stay where they are
-  size_t dispensable = 0;
-  for (auto write = writes_.rbegin(); write != writes_.rend(); ++write) {
-    if (keys.contains(write->key)) continue;
-    if (write->dispensable && ++dispensable > most_) continue;
-    kept.push_front(std::move(*write));
-    keys.insert(kept.front().key);
-  }
-  writes_ = std::move(kept);
+}
+
+void OwedWrites::Remove(uint64_t number) {
+  const auto write = writes_.find(number);
+  of_key_.erase(write->second.key);
+  dispensable_.erase(number);
+  writes_.erase(write);
+}
+
+void OwedWrites::Clear() {
+  writes_.clear();
+  of_key_.clear();
+  dispensable_.clear();
 }
 
 }  // namespace tributary::service

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "service/journal/sqlite.h"
 
@@ -31,14 +35,20 @@ class OwedWrites {
 
   // Adds, behind the others, those of these writes that have a key.
   void Add(const std::deque<JournalWrite>& failed);
-  void Clear() { writes_.clear(); }
+  void Clear();
 
   bool empty() const { return writes_.empty(); }
-  const std::deque<JournalWrite>& writes() const { return writes_; }
+  // By the order in which they came.
+  const std::map<uint64_t, JournalWrite>& writes() const { return writes_; }
 
  private:
+  void Remove(uint64_t number);
+
   const size_t most_;
-  std::deque<JournalWrite> writes_;
+  uint64_t next_ = 0;
+  std::map<uint64_t, JournalWrite> writes_;
+  absl::flat_hash_map<std::string, uint64_t> of_key_;
+  std::set<uint64_t> dispensable_;
 };
 
 }  // namespace tributary::service

@@ -302,7 +302,7 @@ JournalWrite WriteOf(const std::string& key, int64_t value, bool dispensable = f
 // As text: "key=value".
 std::vector<std::string> TextOf(const OwedWrites& owed) {
   std::vector<std::string> all;
-  for (const JournalWrite& write : owed.writes()) {
+  for (const auto& [number, write] : owed.writes()) {
     all.push_back(write.key + "=" + std::to_string(std::get<int64_t>(write.parameters[0])));
   }
   return all;
