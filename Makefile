@@ -19,6 +19,9 @@ UNITY ?= ON
 # ON: CUDA kernels are compiled in a quarter of the time and run slowly, for machines that only compile them.
 QUICK_CUDA ?= $(if $(wildcard /dev/nvidia0),OFF,ON)
 
+# ON: with the benchmarks, which no test needs.
+BENCH ?= $(if $(filter asan tsan,$(PRESET)),OFF,ON)
+
 .PHONY: help demo test test-asan test-tsan test-multi-gpu image-test soak soak-faults hostile build install install-client wheel setup format lint bench-cpu bench-exchange bench-dcp-step clean
 
 help: ## list the targets
@@ -29,7 +32,7 @@ setup: ## install Debian packages that are missing
 
 build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
 	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_TESTS=ON -DTRIBUTARY_QUICK_CUDA=$(QUICK_CUDA) \
-	  -DTRIBUTARY_WERROR=$(WERROR) -DTRIBUTARY_UNITY=$(UNITY)
+	  -DTRIBUTARY_WERROR=$(WERROR) -DTRIBUTARY_UNITY=$(UNITY) -DTRIBUTARY_BUILD_BENCH=$(BENCH)
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
 install: setup ## build the three programs and install them under PREFIX (/usr/local)
@@ -56,6 +59,7 @@ demo: setup ## generate text with attention computed by four CPU workers, or by 
 	cmake --build --preset $(DEVICE) -j $(JOBS) --target tributary tinylm_demo
 	build/$(DEVICE)/bin/tributary demo --device=$(DEVICE)
 
+test: BENCH = OFF
 test: build ## build and run all tests
 	@deploy/install-packages.sh deploy fuzz python
 	ctest --preset $(PRESET)
@@ -102,19 +106,19 @@ lint: ## formatter, linters and spelling, without changing anything
 	cmake/lint.sh
 
 bench-cpu: setup ## CPU kernel against PyTorch and streaming reads; RPC overhead
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_BUILD_BENCH=ON
 	cmake --build --preset $(PRESET) -j $(JOBS) --target \
 	  attention_cpu_bench collective_exchange_bench service_rpc_overhead_bench service_step_cost_bench \
 	  worker_plan_bench
 	bench/bench_cpu.sh $(BUILD)
 
 bench-exchange: ## exchange and merge between the GPUs of this machine, strategy beside strategy
-	cmake --preset cuda -DTRIBUTARY_QUICK_CUDA=OFF
+	cmake --preset cuda -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_BUILD_BENCH=ON
 	cmake --build --preset cuda -j $(JOBS) --target exchange_bench
 	build/cuda/bin/exchange_bench --json build/cuda/exchange.json
 
 bench-dcp-step: ## a whole decode step on 1, 2 and 4 GPUs of this machine, way to exchange beside way
-	cmake --preset cuda -DTRIBUTARY_QUICK_CUDA=OFF
+	cmake --preset cuda -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_BUILD_BENCH=ON
 	cmake --build --preset cuda -j $(JOBS) --target dcp_step_bench
 	build/cuda/bin/dcp_step_bench --json build/cuda/dcp_step.json
 

@@ -35,13 +35,14 @@ message(STATUS "CUDA: ${TRIBUTARY_WITH_CUDA}")
 # runs on sm_86 and sm_89, and nothing here is faster when compiled for them but what CONVERTS_FP8:
 # sm_89 has instructions for that. Kernels of ONLY one architecture are compiled for no other that is
 # named beside it. What is compiled for sm_89, or else for sm_80, leaves PTX behind, for architectures
-# that nobody has named.
+# that nobody has named. With TRIBUTARY_QUICK_CUDA sm_89 is left out: its code is in part that of sm_80, in part
+# that of sm_90.
 function(tributary_fat_binary target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "CONVERTS_FP8" "ONLY" "")
   set(architectures ${CMAKE_CUDA_ARCHITECTURES})
   if("80" IN_LIST architectures)
     list(REMOVE_ITEM architectures 86)
-    if(NOT arg_CONVERTS_FP8)
+    if(NOT arg_CONVERTS_FP8 OR (TRIBUTARY_QUICK_CUDA AND "90a" IN_LIST architectures))
       list(REMOVE_ITEM architectures 89)
     endif()
   endif()
