@@ -38,7 +38,7 @@ absl::Status EntryList::AddRows(uint64_t sequence, int64_t first_position, int32
         EntryField(index, "new_tokens"),
         absl::StrCat("must be 0 or query_rows (", query_rows, "), is ", new_tokens));
   }
-  return Add(sequence, first_position, query_rows, new_tokens);
+  return Add(sequence, first_position, query_rows, new_tokens, "new_tokens");
 }
 
 bool EntryList::Has(uint64_t sequence) {
@@ -51,16 +51,17 @@ bool EntryList::Has(uint64_t sequence) {
   return sequences_.contains(sequence);
 }
 
-absl::Status EntryList::AddTokens(uint64_t sequence, int64_t first_position, int32_t tokens) {
+absl::Status EntryList::AddTokens(uint64_t sequence, int64_t first_position, int32_t tokens,
+                                  const char* field) {
   const int index = static_cast<int>(entries_.size());
   if (tokens < 1) {
-    return InvalidField(EntryField(index, "tokens"), absl::StrCat("must be >= 1, is ", tokens));
+    return InvalidField(EntryField(index, field), absl::StrCat("must be >= 1, is ", tokens));
   }
-  return Add(sequence, first_position, 0, tokens);
+  return Add(sequence, first_position, 0, tokens, field);
 }
 
 absl::Status EntryList::Add(uint64_t sequence, int64_t first_position, int32_t query_rows,
-                            int32_t new_tokens) {
+                            int32_t new_tokens, const char* tokens_field) {
   const int index = static_cast<int>(entries_.size());
   const bool goes_on =
       query_rows == 0 && !entries_.empty() && entries_.back().sequence == sequence &&
@@ -76,7 +77,7 @@ absl::Status EntryList::Add(uint64_t sequence, int64_t first_position, int32_t q
   TRIBUTARY_RETURN_IF_ERROR(AddTo(
       query_rows, [index] { return EntryField(index, "query_rows"); }, &query_rows_));
   TRIBUTARY_RETURN_IF_ERROR(AddTo(
-      new_tokens, [index] { return EntryField(index, "new_tokens"); }, &new_tokens_));
+      new_tokens, [&] { return EntryField(index, tokens_field); }, &new_tokens_));
   entries_.push_back({.sequence = sequence,
                       .first_position = first_position,
                       .query_rows = query_rows,

@@ -22,7 +22,9 @@ class EntryList {
                        int32_t new_tokens, bool draft);
   // An entry of a step that computes nothing. A sequence may have several of them, one behind the
   // other and in the order of their positions, that bring lost tokens again (SequenceTable).
-  absl::Status AddTokens(uint64_t sequence, int64_t first_position, int32_t tokens);
+  // `field`: what the request calls their number.
+  absl::Status AddTokens(uint64_t sequence, int64_t first_position, int32_t tokens,
+                         const char* field);
 
   const std::vector<worker::StepEntry>& entries() const { return entries_; }
   std::vector<worker::StepEntry> TakeEntries() { return std::move(entries_); }
@@ -33,7 +35,7 @@ class EntryList {
 
  private:
   absl::Status Add(uint64_t sequence, int64_t first_position, int32_t query_rows,
-                   int32_t new_tokens);
+                   int32_t new_tokens, const char* tokens_field);
 
   std::vector<worker::StepEntry> entries_;
   // Whether an entry of the sequence was added.

@@ -254,6 +254,7 @@ void RangeSteps::Undo(AcceptedRange* accepted) {
       length = std::min(length, before.lengths[i]);
       last_step = std::min({length, last_step, before.last_step[i]});
     }
+    table_.ReplaceTokens(LeastLength(sequence), &sequence);
     table_.TellLengthsLater(sequence.id);
   }
   for (auto undo = accepted->undo.rbegin(); undo != accepted->undo.rend(); ++undo) {

@@ -52,7 +52,10 @@ std::vector<int64_t> WindowsOf(const TableGeometry& geometry) {
 bool IsForkOf(const Sequence& parent, int64_t length, int64_t shared, const Sequence& child) {
   if (child.lost || child.id == parent.id) return false;
   if (LeastLength(child) != length || GreatestLength(child) != length) return false;
-  if (child.parent == parent.id && child.fork_length == length) return true;
+  if (child.parent == parent.id && child.parent_tokens == parent.tokens &&
+      child.fork_length == length) {
+    return true;
+  }
   // A coordinator that has restarted knows no parents. Who holds the same pages, and nothing else,
   // holds the same tokens.
   for (size_t g = 0; g < child.groups.size(); ++g) {
@@ -124,7 +127,7 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened,
   if (Sequence* held = id == 0 ? nullptr : Find(id)) {
     if (!held->lost && GreatestLength(*held) > 0) {
       return Conflict("sequence_id", absl::StrCat("sequence ", id, " is open and holds ",
-                                                  LeastLength(*held), " tokens"));
+                                                  GreatestLength(*held), " tokens"));
     }
     if (owner != nullptr && owner != held->owner) TRIBUTARY_RETURN_IF_ERROR(owner->TakeSequence());
     if (held->lost) --lost_;
@@ -146,6 +149,7 @@ absl::StatusOr<SequenceId> SequenceTable::Open(SequenceId id, bool* reopened,
   if (id == 0) id = UnusedId();
   auto sequence = std::make_unique<Sequence>();
   sequence->id = id;
+  sequence->tokens = ++last_tokens_;
   sequence->owner = std::move(owner);
   sequence->lengths.assign(geometry_.layers, 0);
   sequence->last_step.assign(geometry_.layers, 0);
@@ -164,8 +168,7 @@ absl::StatusOr<Sequence*> SequenceTable::Fork(SequenceId parent_id, SequenceId c
   TRIBUTARY_RETURN_IF_ERROR(CheckFork([] { return "length"; }, *parent, length));
   if (Sequence* child = child_id == 0 ? nullptr : Find(child_id)) {
     if (IsForkOf(*parent, length, CeilDiv(length, page_tokens()), *child)) {
-      child->parent = parent_id;
-      child->fork_length = length;
+      Recognise(*parent, length, child);
       return child;
     }
     return Conflict("sequence_id", absl::StrCat("sequence ", child_id, " is open"));
@@ -194,6 +197,8 @@ absl::StatusOr<int64_t> SequenceTable::Truncate(SequenceId id, int64_t length) {
   TRIBUTARY_RETURN_IF_ERROR(CheckCut([] { return "length"; }, *sequence, length));
   for (int64_t& held : sequence->lengths) held = std::min(held, length);
   for (int64_t& begin : sequence->last_step) begin = std::min(begin, length);
+  if (GreatestLength(*sequence) == 0) sequence->longest = 0;
+  ReplaceTokens(length, sequence);
   for (int32_t g = 0; g < groups_.size(); ++g) {
     Shorten(g, CeilDiv(LongestOf(g, *sequence), page_tokens()), sequence);
   }
@@ -281,6 +286,24 @@ void SequenceTable::Empty(Sequence* sequence) {
   sequence->lengths.assign(geometry_.layers, 0);
   sequence->last_step.assign(geometry_.layers, 0);
   sequence->longest = 0;
+  ReplaceTokens(0, sequence);
+}
+
+void SequenceTable::ReplaceTokens(int64_t from, Sequence* sequence) {
+  if (from < sequence->fork_length) sequence->parent = 0;
+  if (from >= sequence->longest_fork) return;
+  sequence->tokens = ++last_tokens_;
+  sequence->longest_fork = 0;
+}
+
+void SequenceTable::Recognise(const Sequence& parent, int64_t length, Sequence* child) {
+  child->parent = 0;
+  Sequence* const now = Find(parent.id);
+  if (now == nullptr || now->tokens != parent.tokens || LeastLength(*now) < length) return;
+  child->parent = parent.id;
+  child->fork_length = length;
+  child->parent_tokens = now->tokens;
+  now->longest_fork = std::max(now->longest_fork, length);
 }
 
 int64_t SequenceTable::LongestOf(int32_t group, const Sequence& sequence) const {
@@ -305,30 +328,34 @@ int64_t SequenceTable::FirstKept(int32_t group, const Sequence& sequence) const 
   return std::max(FirstVisible({*reach, -1}, begin), FirstHeld(sequence.groups[group]));
 }
 
-absl::Status SequenceTable::CheckKept(FieldName field, int32_t layer, int64_t position,
-                                      int64_t kept) const {
-  const int64_t left = geometry_.window_left[layer];
-  if (FirstVisible({left, -1}, position) >= kept) return absl::OkStatus();
-  return GivenUp(field(), position, kept + left);
+int64_t SequenceTable::FirstPossible(int32_t layer, int64_t kept) const {
+  return kept == 0 ? 0 : kept + geometry_.window_left[layer];
 }
 
 absl::Status SequenceTable::CheckReach(FieldName field, const Sequence& sequence, int32_t layer,
                                        int64_t position) const {
   const int32_t group = groups_.PlaceOf(layer).group;
   const bool repeats = position >= sequence.last_step[layer];
-  const int64_t kept = repeats ? FirstHeld(sequence.groups[group]) : FirstKept(group, sequence);
-  return kept == 0 ? absl::OkStatus() : CheckKept(field, layer, position, kept);
+  const int64_t held = FirstHeld(sequence.groups[group]);
+  const int64_t kept = repeats ? held : FirstKept(group, sequence);
+  const int64_t possible = FirstPossible(layer, kept);
+  if (position >= possible) return absl::OkStatus();
+  // The last step may be repeated, if what it looked for is there.
+  const int64_t last = sequence.last_step[layer];
+  const bool repeatable = !repeats && last >= FirstPossible(layer, held);
+  return GivenUp(field(), position, repeatable ? std::min(last, possible) : possible);
 }
 
 absl::Status SequenceTable::CheckCut(FieldName field, const Sequence& sequence,
                                      int64_t length) const {
   if (length == 0) return absl::OkStatus();
+  int64_t possible = 0;
   for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
     if (sequence.lengths[layer] <= length) continue;
     const int64_t kept = FirstKept(groups_.PlaceOf(layer).group, sequence);
-    if (kept > 0) TRIBUTARY_RETURN_IF_ERROR(CheckKept(field, layer, length, kept));
+    possible = std::max(possible, FirstPossible(layer, kept));
   }
-  return absl::OkStatus();
+  return length >= possible ? absl::OkStatus() : GivenUp(field(), length, possible);
 }
 
 void SequenceTable::GiveUp(int32_t group, Sequence* sequence) {
@@ -490,6 +517,7 @@ void SequenceTable::CommitAhead(const StepReservation& reservation) {
     list.pages.insert(list.pages.end(), change.added.begin(), change.added.end());
     list.unsynced.clear();
     if (change.length == before) continue;
+    sequence.parent = 0;
     sequence.last_step[reservation.layer] = before;
     // Where it writes, no other sequence has anything.
     if (!lost_pages_[reservation.group].any()) continue;
@@ -566,8 +594,7 @@ void SequenceTable::BecomeFork(const Sequence& from, int64_t length, Sequence* t
   }
   Empty(to);
   if (from.lease != nullptr) to->lease = from.lease;
-  to->parent = from.id;
-  to->fork_length = length;
+  Recognise(from, length, to);
   to->lengths.assign(geometry_.layers, length);
   to->last_step.assign(geometry_.layers, length);
   to->longest = length > 0 ? from.longest : 0;

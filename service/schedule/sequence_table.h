@@ -106,9 +106,14 @@ struct Sequence {
   // The lease that it belongs to; null: it stays until it is closed. Forks begin with that of the
   // sequence that they are forked from. The table does nothing else with it.
   LeasePtr lease;
-  // The sequence that it was forked from, by which a repeated call is recognised.
+  // The sequence that it was forked from, by which a repeated call is recognised; 0 when it has
+  // been written to or cut since. `parent_tokens` is what the parent's `tokens` was.
   SequenceId parent = 0;
   int64_t fork_length = 0;
+  uint64_t parent_tokens = 0;
+  // Another number once tokens that a fork has shared since may have been replaced by others.
+  uint64_t tokens = 0;
+  int64_t longest_fork = 0;  // of the forks since the number changed
 };
 
 // The least length over all layers: what every layer holds.
@@ -215,6 +220,9 @@ class SequenceTable {
   // been given up, or they repeat the layer's last call.
   absl::Status CheckReach(FieldName field, const Sequence& sequence, int32_t layer,
                           int64_t position) const;
+  // What follows `from` is gone, and other tokens may come in its place: repeated forks that share
+  // some of it are not recognised any more.
+  void ReplaceTokens(int64_t from, Sequence* sequence);
   // Makes `to`, which is open, a fork of what `from` describes: its first `length` tokens. `from`
   // may be a copy, so that sequences may change places.
   void BecomeFork(const Sequence& from, int64_t length, Sequence* to);
@@ -329,8 +337,11 @@ class SequenceTable {
   // Which of the sequences of entries are lost, in their order.
   std::vector<SequenceId> LostOf(const std::vector<worker::StepEntry>& entries);
   absl::Status ReserveEntry(int index, worker::StepKind kind, StepReservation* reservation);
-  // OUT_OF_RANGE where a row at a position would look at tokens before `kept`.
-  absl::Status CheckKept(FieldName field, int32_t layer, int64_t position, int64_t kept) const;
+  // The first position of a layer whose row looks at no token before `kept`.
+  int64_t FirstPossible(int32_t layer, int64_t kept) const;
+  // A repeated call shall know `child` for the fork of so many tokens of `parent`, which may be as
+  // it was before the step.
+  void Recognise(const Sequence& parent, int64_t length, Sequence* child);
   // OUT_OF_RANGE unless every layer that holds more than `length` tokens may begin there.
   absl::Status CheckCut(FieldName field, const Sequence& sequence, int64_t length) const;
   // Gives up the pages of a group that no row can see any more.
@@ -393,6 +404,7 @@ class SequenceTable {
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   absl::btree_set<SequenceId> ids_;  // of all of them
   int64_t lost_ = 0;
+  uint64_t last_tokens_ = 0;  // Sequence::tokens
   int64_t given_up_ = 0;
   // [groups]: of which sequences workers are to be told, and whether their lengths, too.
   std::vector<absl::flat_hash_map<SequenceId, bool>> untold_;

@@ -66,8 +66,8 @@ absl::Status AddEntry(const v1::SessionStepEntry& entry, bool append_only, bool 
     if (entry.query_rows() != 0) {
       return InvalidField(EntryField(index, "query_rows"), "must be 0 in an append-only step");
     }
-    TRIBUTARY_RETURN_IF_ERROR(
-        entries->AddTokens(entry.sequence_id(), entry.first_position(), entry.new_tokens()));
+    TRIBUTARY_RETURN_IF_ERROR(entries->AddTokens(entry.sequence_id(), entry.first_position(),
+                                                 entry.new_tokens(), "new_tokens"));
   } else {
     TRIBUTARY_RETURN_IF_ERROR(entries->AddRows(entry.sequence_id(), entry.first_position(),
                                                entry.query_rows(), entry.new_tokens(), draft));

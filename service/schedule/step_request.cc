@@ -180,7 +180,7 @@ absl::StatusOr<StepRequest> CheckAppend(std::shared_ptr<const v1::AppendRequest>
   EntryList entries;
   for (const v1::AppendEntry& entry : message->entries()) {
     TRIBUTARY_RETURN_IF_ERROR(
-        entries.AddTokens(entry.sequence_id(), entry.first_position(), entry.tokens()));
+        entries.AddTokens(entry.sequence_id(), entry.first_position(), entry.tokens(), "tokens"));
   }
   Take(std::move(entries), &request);
   TRIBUTARY_RETURN_IF_ERROR(ReadKv(message->k(), message->v(), context, &request));

@@ -216,6 +216,32 @@ TEST_F(SequenceTableTest, AForkMayBeRepeatedWhileTheChildIsUntouched) {
   EXPECT_EQ(table_.Fork(7, 3, 0).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(SequenceTableTest, AForkIsNotRepeatedOnceTheTokensAreOthers) {
+  const auto again = [&](SequenceId child) { return table_.Fork(1, child, 7).status().code(); };
+  MustOpen(1);
+  MustAppendAll(1, 0, 13);
+  ASSERT_TRUE(table_.Fork(1, 2, 7).ok());
+  // Beyond what they share anything may happen.
+  ASSERT_TRUE(table_.Truncate(1, 7).ok());
+  MustAppendAll(1, 7, 2);
+  EXPECT_EQ(again(2), absl::StatusCode::kOk);
+  // The parent's tokens are others.
+  ASSERT_TRUE(table_.Truncate(1, 3).ok());
+  MustAppendAll(1, 3, 8);
+  EXPECT_EQ(again(2), absl::StatusCode::kAlreadyExists);
+  // The child's are.
+  ASSERT_TRUE(table_.Fork(1, 3, 7).ok());
+  ASSERT_TRUE(table_.Truncate(3, 3).ok());
+  MustAppendAll(3, 3, 4);
+  EXPECT_EQ(again(3), absl::StatusCode::kAlreadyExists);
+  // Another sequence has the parent's id.
+  ASSERT_TRUE(table_.Fork(1, 4, 7).ok());
+  ASSERT_TRUE(table_.Close(1).ok());
+  MustOpen(1);
+  MustAppendAll(1, 0, 9);
+  EXPECT_EQ(again(4), absl::StatusCode::kAlreadyExists);
+}
+
 // As a coordinator that has restarted knows them: by what they hold.
 TEST_F(SequenceTableTest, AForkMayBeRepeatedThatWasAdopted) {
   MustOpen(1);
@@ -427,6 +453,45 @@ TEST_F(WindowedTableTest, RowsThatWouldSeeGivenUpTokensAreRefused) {
   EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("281"));
   EXPECT_TRUE(Rows(1, 191, 1).ok()) << "the other layer's window is smaller";
   EXPECT_FALSE(Rows(1, 190, 1).ok());
+}
+
+TEST_F(WindowedTableTest, ARefusedRowIsToldWhereTheLastCallBegan) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 100);
+  MustAppendAll(1, 100, 300);
+  EXPECT_THAT(std::string(Rows(1, 50).status().message()), HasSubstr("100 is the first"));
+  EXPECT_TRUE(Rows(1, 100).ok());
+}
+
+TEST(WindowsTest, ARefusedCutIsToldWhatEveryLayerCanDo) {
+  TableGeometry geometry = SmallGeometry();
+  geometry.window_left = {10, 100};
+  geometry.rollback_tokens = 20;
+  SequenceTable table(geometry);
+  bool reopened = false;
+  ASSERT_TRUE(table.Open(1, &reopened).ok());
+  for (int32_t layer = 0; layer < 2; ++layer) {
+    for (const auto& [first, tokens] : {std::pair(0, 300), std::pair(300, 1)}) {
+      const auto plan = table.Reserve(
+          layer, worker::StepKind::kDecode,
+          {{.sequence = 1, .first_position = first, .query_rows = tokens, .new_tokens = tokens}});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      table.Commit(*plan);
+    }
+  }
+  EXPECT_THAT(std::string(table.Truncate(1, 100).status().message()), HasSubstr("281"));
+  EXPECT_TRUE(table.Truncate(1, 281).ok());
+}
+
+TEST_F(WindowedTableTest, WhatASequenceHeldBeforeItWasCutToNothingCountsNoMore) {
+  MustOpen(1);
+  MustAppendAll(1, 0, 300);
+  MustAppendAll(1, 300, 1);
+  ASSERT_TRUE(table_.Truncate(1, 0).ok());
+  MustAppendAll(1, 0, 17);
+  EXPECT_TRUE(Rows(1, 2).ok());
+  EXPECT_TRUE(table_.Fork(1, 2, 3).ok());
+  EXPECT_EQ(*table_.Truncate(1, 5), 5);
 }
 
 // Neither the sizes of calls nor those of pages decide how far back a sequence may go.
