@@ -6,6 +6,7 @@
 #include "base/status/grpc_status.h"
 #include "base/status/rpc_errors.h"
 #include "google/rpc/error_details.pb.h"
+#include "service/data/layer_groups.h"
 #include "service/data/resolve_spec.h"
 #include "service/schedule/batcher.h"
 #include "service/schedule/page_allocator.h"
@@ -332,6 +333,17 @@ TEST(ResolveSpecTest, ALayerWithDimsOfItsOwnHasTheirScale) {
   spec.set_sm_scale(0.25f);  // given for the cache, it holds for every layer without one
   EXPECT_FLOAT_EQ(scale(1), 0.25f);
   EXPECT_FLOAT_EQ(scale(2), 0.5f);
+}
+
+TEST(LayerGroupsTest, OnlyGroupsWithAnFp8LayerRoundQueriesToFp8) {
+  worker::CacheSpec spec{.kv_dtype = DType::kFp8E4M3, .fp8_queries = true};
+  spec.layers.resize(2);
+  spec.layers[1].kv_dtype = DType::kBf16;
+  spec.layers[1].window = {.left = 10};
+  const LayerGroups groups(WindowsOf(spec), /*apart=*/true);
+  ASSERT_EQ(groups.size(), 2);
+  EXPECT_TRUE(SpecOf(spec, groups[groups.PlaceOf(0).group], 8).fp8_queries);
+  EXPECT_FALSE(SpecOf(spec, groups[groups.PlaceOf(1).group], 8).fp8_queries);
 }
 
 TEST(ResolveSpecTest, NamesTheFieldAtFault) {
