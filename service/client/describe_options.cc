@@ -22,6 +22,30 @@ std::string Text(v1::SessionMemory value) { return v1::SessionMemory_Name(value)
 std::string Bytes(uint64_t value) { return absl::StrCat(value, " bytes"); }
 std::string Hidden(const std::string& secret) { return secret.empty() ? "" : "(set)"; }
 
+// What every kind of session has.
+struct SessionBasics {
+  const std::string& cache_id;
+  int32_t max_rows;
+  int32_t max_new_tokens;
+  v1::DType dtype;
+  bool return_lse;
+  int32_t max_steps;
+  std::chrono::milliseconds wait_timeout;
+};
+
+std::vector<OptionValue> Session(const SessionBasics& basics,
+                                 const std::vector<OptionValue>& others) {
+  std::vector<OptionValue> all = {{"cache_id", Text(basics.cache_id)},
+                                  {"max_rows", Text(basics.max_rows)},
+                                  {"max_new_tokens", Text(basics.max_new_tokens)},
+                                  {"dtype", Text(basics.dtype)},
+                                  {"return_lse", Text(basics.return_lse)},
+                                  {"max_steps", Text(basics.max_steps)},
+                                  {"wait_timeout", Text(basics.wait_timeout)}};
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
+
 }  // namespace
 
 // The bindings name every member, so that an option that is added does not compile without a line
@@ -49,32 +73,20 @@ std::vector<OptionValue> Describe(const ConnectOptions& options) {
 std::vector<OptionValue> Describe(const HostSessionOptions& options) {
   const auto& [cache_id, max_rows, max_new_tokens, dtype, return_lse, max_steps, wait_timeout,
                memory, spin, endpoints, kv_replicated] = options;
-  return {{"cache_id", Text(cache_id)},
-          {"max_rows", Text(max_rows)},
-          {"max_new_tokens", Text(max_new_tokens)},
-          {"dtype", Text(dtype)},
-          {"return_lse", Text(return_lse)},
-          {"max_steps", Text(max_steps)},
-          {"wait_timeout", Text(wait_timeout)},
-          {"memory", Text(memory)},
-          {"spin", Text(spin)},
-          {"endpoints", Text(endpoints)},
-          {"kv_replicated", Text(kv_replicated)}};
+  return Session({cache_id, max_rows, max_new_tokens, dtype, return_lse, max_steps, wait_timeout},
+                 {{"memory", Text(memory)},
+                  {"spin", Text(spin)},
+                  {"endpoints", Text(endpoints)},
+                  {"kv_replicated", Text(kv_replicated)}});
 }
 
 std::vector<OptionValue> Describe(const DeviceSessionOptions& options) {
   const auto& [cache_id, max_rows, max_new_tokens, dtype, return_lse, max_steps, wait_timeout,
                endpoints, kv_replicated, timed] = options;
-  return {{"cache_id", Text(cache_id)},
-          {"max_rows", Text(max_rows)},
-          {"max_new_tokens", Text(max_new_tokens)},
-          {"dtype", Text(dtype)},
-          {"return_lse", Text(return_lse)},
-          {"max_steps", Text(max_steps)},
-          {"wait_timeout", Text(wait_timeout)},
-          {"endpoints", Text(endpoints)},
-          {"kv_replicated", Text(kv_replicated)},
-          {"timed", Text(timed)}};
+  return Session({cache_id, max_rows, max_new_tokens, dtype, return_lse, max_steps, wait_timeout},
+                 {{"endpoints", Text(endpoints)},
+                  {"kv_replicated", Text(kv_replicated)},
+                  {"timed", Text(timed)}});
 }
 
 std::vector<OptionValue> Describe(const EndpointOptions& options) {

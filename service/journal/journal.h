@@ -1,8 +1,8 @@
 // What outlives the coordinator's process: its group's identity, and its caches.
 //
 // A thread of the journal's own writes, and commits together whatever has come meanwhile. Each
-// commit is on disk (fsync) before anybody is told so. What the disk does not take, because it is
-// full, say, is tried again until it does: a restart before then does not find it.
+// commit is on disk (fsync) before anybody is told so. What a full disk does not take is tried
+// again until the disk takes it. A restart before then does not find it.
 #pragma once
 
 #include <cstdint>

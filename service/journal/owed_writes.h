@@ -22,7 +22,7 @@ struct JournalWrite {
   // What it is about: a later write of the same key takes its place. "": if it fails, whoever asked
   // for it does without, and it is not made later.
   std::string key;
-  // Of too many writes that are owed the oldest of these are given up.
+  // Where too many such writes are owed, the oldest of them are given up.
   bool dispensable = false;
   std::function<void(const absl::Status&)> done;  // may be null
 };
