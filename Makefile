@@ -36,12 +36,12 @@ build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
 install: setup ## build the three programs and install them under PREFIX (/usr/local)
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_QUICK_TESTS=OFF
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
 	cmake --install $(BUILD) --prefix $(PREFIX) --component programs --strip
 
 install-client: setup ## build the client for hosts outside of this tree and install it under PREFIX (/usr/local)
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF
+	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_QUICK_TESTS=OFF
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary_client tributary_c
 	cmake --install $(BUILD) --prefix $(PREFIX) --component development
 
