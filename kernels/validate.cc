@@ -39,8 +39,7 @@ class Checker {
   static std::string Text(const std::string& s) { return s; }
   static std::string Text(const Indexed& field) {
     std::string text(field.name);
-    text += "[" + std::to_string(field.index) + "]";
-    return text.append(field.suffix);
+    return text.append("[").append(std::to_string(field.index)).append("]").append(field.suffix);
   }
   static std::string Text(int64_t n) { return std::to_string(n); }
   static std::string Text(int32_t n) { return std::to_string(n); }

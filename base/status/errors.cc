@@ -21,16 +21,20 @@ std::string FieldOf(const absl::Status& status) {
   return field.has_value() ? std::string(*field) : std::string();
 }
 
-absl::Status PrefixField(absl::string_view prefix, const absl::Status& status) {
-  const std::string field = FieldOf(status);
-  if (field.empty()) return status;
+absl::Status RenameField(absl::string_view field, const absl::Status& status) {
+  const std::string before = FieldOf(status);
+  if (before.empty()) return status;
   absl::string_view message = status.message();
-  absl::ConsumePrefix(&message, absl::StrCat(field, ": "));
-  absl::Status renamed = FieldError(status.code(), absl::StrCat(prefix, ".", field), message);
+  absl::ConsumePrefix(&message, absl::StrCat(before, ": "));
+  absl::Status renamed = FieldError(status.code(), field, message);
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
     if (url != kFieldPayloadUrl) renamed.SetPayload(url, payload);
   });
   return renamed;
+}
+
+absl::Status PrefixField(absl::string_view prefix, const absl::Status& status) {
+  return RenameField(absl::StrCat(prefix, ".", FieldOf(status)), status);
 }
 
 }  // namespace tributary

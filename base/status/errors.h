@@ -25,6 +25,10 @@ absl::Status InvalidField(absl::string_view field, absl::string_view message);
 // The field's path; empty when the status names none.
 std::string FieldOf(const absl::Status& status);
 
+// The same error, details included, of a field that the caller knows by another name. A status that
+// names no field (or is OK) comes back as it is.
+absl::Status RenameField(absl::string_view field, const absl::Status& status);
+
 // The same error one message further out: the field "q" under the prefix "spec" is "spec.q".
 // A status that names no field (or is OK) comes back as it is.
 absl::Status PrefixField(absl::string_view prefix, const absl::Status& status);

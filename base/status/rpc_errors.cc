@@ -132,7 +132,8 @@ absl::Status LostStatus(const std::vector<uint64_t>& sequences, absl::string_vie
       sequences.size() > 1 ? absl::StrCat(" and ", sequences.size() - 1, " more of the call") : "";
   absl::Status status = FieldError(absl::StatusCode::kDataLoss, field,
                                    absl::StrCat("sequence ", sequences.front(), others,
-                                                " had tokens on a worker that was lost; ", advice));
+                                                " lost tokens, with a worker or with the step that forked it; ",
+                                                advice));
   metadata["sequence"] = absl::StrCat(sequences.front());
   metadata["sequences"] = absl::StrJoin(named, ",");
   metadata["count"] = absl::StrCat(sequences.size());

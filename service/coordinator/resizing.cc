@@ -66,8 +66,8 @@ void Resizing::Ask(const v1::ChangeWorkersRequest& request, Done<v1::ChangeWorke
     }
     if (asked_ != 0 && asked_ != workers) {
       return lock_.Defer([done = std::move(done), asked = asked_] {
-        done(absl::FailedPreconditionError(
-            absl::StrCat("workers: a change to ", asked, " is under way")));
+        done(FieldError(absl::StatusCode::kFailedPrecondition, "workers",
+                        absl::StrCat("a change to ", asked, " is under way")));
       });
     }
     waiting_.push_back(std::move(done));

@@ -78,7 +78,8 @@ absl::Status RangeSteps::ApplyChanges(const std::vector<worker::StepEntry>& entr
     if (!changes[i].truncate_to.has_value()) continue;
     const absl::Status truncated = table_.Truncate(id, *changes[i].truncate_to).status();
     if (!truncated.ok()) {
-      return FieldError(truncated.code(), EntryField(index, "truncate_to"), truncated.message());
+      const bool cut = FieldOf(truncated) == "length";
+      return RenameField(EntryField(index, cut ? "truncate_to" : "sequence_id"), truncated);
     }
   }
   // Workers are told whole tables of forks. What a truncated sequence lost, they need not forget.

@@ -31,7 +31,8 @@ absl::Status NoDeviceSessions(absl::string_view why) {
 }
 
 absl::Status WorkerGroup::CheckResize() const {
-  return absl::FailedPreconditionError(
+  return FieldError(
+      absl::StatusCode::kFailedPrecondition, "workers",
       "the workers are threads of the coordinator: their number changes when it is started anew");
 }
 

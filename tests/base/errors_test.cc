@@ -29,6 +29,17 @@ TEST(Errors, APrefixGoesBeforeTheField) {
   EXPECT_TRUE(PrefixField("spec", absl::OkStatus()).ok());
 }
 
+TEST(Errors, ARenamedFieldIsToldOnce) {
+  absl::Status status = InvalidField("length", "is 0");
+  status.SetPayload("example.org/more", absl::Cord("more"));
+  status = RenameField("entries[0].truncate_to", status);
+  EXPECT_EQ(status.message(), "entries[0].truncate_to: is 0");
+  EXPECT_EQ(FieldOf(status), "entries[0].truncate_to");
+  EXPECT_TRUE(status.GetPayload("example.org/more").has_value());
+  const absl::Status plain = absl::NotFoundError("cache");
+  EXPECT_EQ(RenameField("length", plain), plain);
+}
+
 TEST(Errors, APrefixLeavesTheOtherDetails) {
   absl::Status status = InvalidField("layers", "is 0");
   status.SetPayload("example.org/more", absl::Cord("more"));

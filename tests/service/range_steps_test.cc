@@ -110,6 +110,12 @@ TEST_F(RangeStepsTest, ARefusedStepChangesNothing) {
   EXPECT_EQ(table_.pages().used(), used);
 }
 
+TEST_F(RangeStepsTest, ATruncationOfNothingNamesTheSequence) {
+  const absl::Status refused = Accept({Rows(9, 5, 1)}, {{.truncate_to = 5}}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(FieldOf(refused), "entries[0].sequence_id") << refused;
+}
+
 TEST_F(RangeStepsTest, PagesOfARollbackStayTakenUntilTheStepIsOver) {
   Open(1);
   AcceptedRange filled = MustAccept({Rows(1, 0, 96)});
