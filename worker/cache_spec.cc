@@ -37,12 +37,11 @@ absl::Status CheckGeometry(absl::string_view prefix, const LayerGeometry& g) {
   const HeadDims* dims = FindHeadDims(g.kv.key_dim, g.kv.value_dim);
   if (dims == nullptr || !IsServed(*dims)) {
     // Keys of this size are served, and with values of another size only.
-    const bool key_is_served =
-        std::any_of(kHeadDims.begin(), kHeadDims.end(), [&](const HeadDims& row) {
-          return row.key_dim == g.kv.key_dim && IsServed(row);
-        });
-    return refuse(key_is_served ? "value_head_dim" : "head_dim", "must be ", HeadDimsList(IsServed), ", is ",
-                  HeadDimsName(g.kv.key_dim, g.kv.value_dim));
+    const bool key_is_served = std::any_of(
+        kHeadDims.begin(), kHeadDims.end(),
+        [&](const HeadDims& row) { return row.key_dim == g.kv.key_dim && IsServed(row); });
+    return refuse(key_is_served ? "value_head_dim" : "head_dim", "must be ", HeadDimsList(IsServed),
+                  ", is ", HeadDimsName(g.kv.key_dim, g.kv.value_dim));
   }
   if (!std::isfinite(g.sm_scale) || g.sm_scale <= 0) {
     return refuse("sm_scale", "must be finite and > 0, is ", g.sm_scale);

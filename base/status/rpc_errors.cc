@@ -130,10 +130,10 @@ absl::Status LostStatus(const std::vector<uint64_t>& sequences, absl::string_vie
   const auto named = absl::MakeConstSpan(sequences).first(std::min(kMostNamed, sequences.size()));
   const std::string others =
       sequences.size() > 1 ? absl::StrCat(" and ", sequences.size() - 1, " more of the call") : "";
-  absl::Status status = FieldError(absl::StatusCode::kDataLoss, field,
-                                   absl::StrCat("sequence ", sequences.front(), others,
-                                                " lost tokens, with a worker or with the step that forked it; ",
-                                                advice));
+  absl::Status status = FieldError(
+      absl::StatusCode::kDataLoss, field,
+      absl::StrCat("sequence ", sequences.front(), others,
+                   " lost tokens, with a worker or with the step that forked it; ", advice));
   metadata["sequence"] = absl::StrCat(sequences.front());
   metadata["sequences"] = absl::StrJoin(named, ",");
   metadata["count"] = absl::StrCat(sequences.size());
