@@ -19,6 +19,10 @@ UNITY ?= ON
 # ON: CUDA kernels are compiled in a quarter of the time and run slowly, for machines that only compile them.
 QUICK_CUDA ?= $(if $(wildcard /dev/nvidia0),OFF,ON)
 
+# What is installed or put into an image: kernels at full speed, programs linked by the system's linker. `make test` may
+# have configured the same folder otherwise.
+AS_SHIPPED := -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_QUICK_TESTS=OFF
+
 # ON: with the benchmarks, which no test needs.
 BENCH ?= $(if $(filter asan tsan,$(PRESET)),OFF,ON)
 
@@ -36,12 +40,12 @@ build: setup ## configure and build everything (PRESET=cpu|cuda|asan|tsan)
 	cmake --build --preset $(PRESET) -j $(JOBS)
 
 install: setup ## build the three programs and install them under PREFIX (/usr/local)
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_QUICK_TESTS=OFF
+	cmake --preset $(PRESET) $(AS_SHIPPED)
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
 	cmake --install $(BUILD) --prefix $(PREFIX) --component programs --strip
 
 install-client: setup ## build the client for hosts outside of this tree and install it under PREFIX (/usr/local)
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_QUICK_TESTS=OFF
+	cmake --preset $(PRESET) $(AS_SHIPPED)
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary_client tributary_c
 	cmake --install $(BUILD) --prefix $(PREFIX) --component development
 
@@ -78,7 +82,7 @@ test-multi-gpu: ## ranks with a GPU each; what a machine has too few GPUs for is
 
 image-test: setup ## build the runtime image with buildah, and run this build's programs in it (as root)
 	@deploy/install-packages.sh deploy images
-	cmake --preset $(PRESET) -DTRIBUTARY_QUICK_CUDA=OFF
+	cmake --preset $(PRESET) $(AS_SHIPPED)
 	cmake --build --preset $(PRESET) -j $(JOBS) --target tributary tributary_coordinator tributary_worker_main
 	TRIBUTARY_IMAGE_BUILD=1 ctest --preset $(PRESET) --no-tests=error -R '^deploy_image_build_test$$'
 

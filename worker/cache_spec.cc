@@ -36,7 +36,7 @@ absl::Status CheckGeometry(absl::string_view prefix, const LayerGeometry& g) {
   }
   const HeadDims* dims = FindHeadDims(g.kv.key_dim, g.kv.value_dim);
   if (dims == nullptr || !IsServed(*dims)) {
-    // Keys of this size are served, and with values of another size only.
+    // Where keys of this size are served, it is the size of the values that is wrong.
     const bool key_is_served = std::any_of(
         kHeadDims.begin(), kHeadDims.end(),
         [&](const HeadDims& row) { return row.key_dim == g.kv.key_dim && IsServed(row); });

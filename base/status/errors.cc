@@ -25,15 +25,18 @@ absl::Status RenameField(absl::string_view field, const absl::Status& status) {
   const std::string before = FieldOf(status);
   if (before.empty()) return status;
   absl::string_view message = status.message();
-  absl::ConsumePrefix(&message, absl::StrCat(before, ": "));
-  absl::Status renamed = FieldError(status.code(), field, message);
-  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    if (url != kFieldPayloadUrl) renamed.SetPayload(url, payload);
+  const bool names_it = absl::ConsumePrefix(&message, absl::StrCat(before, ": "));
+  absl::Status renamed(status.code(),
+                       absl::StrCat(names_it ? absl::StrCat(field, ": ") : "", message));
+  status.ForEachPayload([&renamed](absl::string_view url, const absl::Cord& payload) {
+    renamed.SetPayload(url, payload);
   });
+  renamed.SetPayload(kFieldPayloadUrl, absl::Cord(field));
   return renamed;
 }
 
 absl::Status PrefixField(absl::string_view prefix, const absl::Status& status) {
+  if (status.ok()) return status;
   return RenameField(absl::StrCat(prefix, ".", FieldOf(status)), status);
 }
 

@@ -7,7 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "base/status/errors.h"
 #include "base/status/status_macros.h"
 
@@ -48,18 +47,9 @@ absl::StatusOr<State> Apply(const SequenceUpdate& update, const ClientAccountPtr
 // names no field, as that of a limit, stays as it is.
 absl::Status Named(int i, Kind kind, const absl::Status& status) {
   const std::string update = absl::StrCat("updates[", i, "]");
-  const std::string field = FieldOf(status);
   if (kind == Kind::kFork) return PrefixField(absl::StrCat(update, ".fork"), status);
   if (kind == Kind::kTruncate) return PrefixField(absl::StrCat(update, ".truncate"), status);
-  if (field.empty()) return status;
-  absl::string_view message = status.message();
-  absl::ConsumePrefix(&message, absl::StrCat(field, ": "));
-  absl::Status named = FieldError(
-      status.code(), absl::StrCat(update, kind == Kind::kOpen ? ".open" : ".close"), message);
-  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    if (url != kFieldPayloadUrl) named.SetPayload(url, payload);
-  });
-  return named;
+  return RenameField(absl::StrCat(update, kind == Kind::kOpen ? ".open" : ".close"), status);
 }
 
 // Each sequence of one kind of update once, in order.

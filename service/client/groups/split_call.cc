@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -97,7 +96,8 @@ void Scatter(const std::byte* from, std::byte* to, uint64_t row_bytes,
   }
 }
 
-absl::Status RenameField(const absl::Status& status, const std::vector<size_t>& entries) {
+// The refusal of a part, with the index that its entry has in the whole call.
+absl::Status RenameEntry(const absl::Status& status, const std::vector<size_t>& entries) {
   const std::string field = FieldOf(status);
   absl::string_view rest = field;
   size_t index = 0;
@@ -105,16 +105,7 @@ absl::Status RenameField(const absl::Status& status, const std::vector<size_t>& 
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), index);
   if (error != std::errc() || index >= entries.size()) return status;
   rest.remove_prefix(static_cast<size_t>(end - rest.data()));
-  const std::string renamed = absl::StrCat("entries[", entries[index], rest);
-
-  absl::string_view message = status.message();
-  const bool names_it = absl::ConsumePrefix(&message, field);
-  absl::Status result(status.code(), absl::StrCat(names_it ? renamed : "", message));
-  status.ForEachPayload([&result](absl::string_view url, const absl::Cord& payload) {
-    result.SetPayload(url, payload);
-  });
-  result.SetPayload(kFieldPayloadUrl, absl::Cord(renamed));
-  return result;
+  return RenameField(absl::StrCat("entries[", entries[index], rest), status);
 }
 
 template <typename Part, typename Call>
@@ -163,7 +154,7 @@ CallPart<Call>::CallPart(const Call& whole, size_t group, std::vector<size_t> en
 
 template <typename Call>
 absl::Status CallPart<Call>::Renamed(const absl::Status& status) const {
-  return RenameField(status, entries_);
+  return RenameEntry(status, entries_);
 }
 
 template class CallPart<AttendCall>;
