@@ -143,29 +143,55 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   cuda::KernelOptions kernels = options.kernels;
   kernels.fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype);
   // (A result that is independent of the batch must not depend on who shares its pages.)
-  if (!pass.shared.empty() && !kernels.batch_invariant &&
-      cuda::SharesPagesOf(types_.geometry.kv.dtype)) {
-    MakeShared(pass, keys, options, shape, kernels, &launch->shared, host);
+  cuda::SharedPlan& plan = host->shared;
+  const cuda::SharingCosts costs = cuda::SharingCostsFor(options.device, shape, kernels);
+  const bool may_share = !pass.shared.empty() && !kernels.batch_invariant;
+  if (may_share) {
+    cuda::PlanShared(costs, pass.entries, table_begins_, keys, pass.shared, &plan);
   }
-  if (launch->shared.rows > 0) keys = host->shared.rest;
+  const bool shares = may_share && !plan.empty();
+  if (shares) keys = plan.rest;
   shape.total_keys = TotalKeys(pass, keys);
-  MakeLaunch(options, kernels, plan_entries_, keys, &launch->few, &host->few);
+  cuda::DeviceProperties device = options.device;  // for the rest
+  launch->few.choice = cuda::ChooseKernel(device, shape, kernels);
+  if (shares) device = ChooseShared(options, kernels, costs, plan, launch);
+  Used used = MakeLaunch(device, plan_entries_, keys, &launch->few, &host->few);
   launch->few.tables =
       Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
+  if (shares) used = MakeShared(used, &launch->shared, host);
+  partial_columns_ = std::max(partial_columns_, used.partial_columns);
+  arrivals_ = std::max(arrivals_, used.arrivals);
 }
 
-void DevicePlan::MakeShared(const RowPass& pass, std::span<const KeyRange> keys,
-                            const DevicePlanOptions& options, const cuda::AttentionShape& shape,
-                            const cuda::KernelOptions& kernels, SharedLaunch* shared, Host* host) {
-  cuda::SharedPlan& plan = host->shared;
-  cuda::PlanShared(cuda::SharingCostsFor(options.device, shape, kernels), pass.entries,
-                   table_begins_, keys, pass.shared, &plan);
-  if (plan.empty()) return;
-  shared->launch.shape = shape;
-  shared->launch.shape.max_rows = plan.most_rows;
-  shared->launch.shape.sequences = static_cast<int32_t>(plan.entries.size());
-  shared->launch.shape.total_keys = plan.total_keys;
-  MakeLaunch(options, kernels, plan.entries, plan.keys, &shared->launch, &host->gathered);
+cuda::DeviceProperties DevicePlan::ChooseShared(const DevicePlanOptions& options,
+                                                const cuda::KernelOptions& kernels,
+                                                const cuda::SharingCosts& costs,
+                                                const cuda::SharedPlan& plan, PassLaunch* launch) {
+  SharedLaunch& shared = launch->shared;
+  shared.device = options.device;
+  cuda::AttentionShape& shape = shared.launch.shape;
+  shape = launch->few.shape;
+  shape.max_rows = plan.most_rows;
+  shape.sequences = static_cast<int32_t>(plan.entries.size());
+  shape.total_keys = plan.total_keys;
+  shared.launch.choice = cuda::ChooseKernel(options.device, shape, kernels);
+  const cuda::SideBySide deal = cuda::DealMultiprocessors(options.device, costs, plan);
+  if (deal.one_after_the_other()) return options.device;
+  const cuda::DeviceProperties of_shared = cuda::PartOf(options.device, deal.shared);
+  const cuda::DeviceProperties of_rest = cuda::PartOf(options.device, deal.rest);
+  const cuda::KernelChoice beside = cuda::ChooseKernel(of_shared, shape, kernels);
+  const cuda::KernelChoice rest = cuda::ChooseKernel(of_rest, launch->few.shape, kernels);
+  if (!cuda::GainSideBySide(beside, rest)) return options.device;
+  shared.side_by_side = true;
+  shared.device = of_shared;
+  shared.launch.choice = beside;
+  launch->few.choice = rest;
+  return of_rest;
+}
+
+DevicePlan::Used DevicePlan::MakeShared(Used of_rest, SharedLaunch* shared, Host* host) {
+  const cuda::SharedPlan& plan = host->shared;
+  Used used = MakeLaunch(shared->device, plan.entries, plan.keys, &shared->launch, &host->gathered);
   shared->rows = PaddedCount(static_cast<int32_t>(plan.rows.size()));
   if (plan.InOrder()) {
     shared->first_row = plan.rows.front();
@@ -176,25 +202,34 @@ void DevicePlan::MakeShared(const RowPass& pass, std::span<const KeyRange> keys,
   shared->part_rows =
       Place(plan.part_rows.data(), plan.part_rows.size(), RoomFor(plan.part_rows.size()));
   gathered_rows_ = std::max(gathered_rows_, shared->rows);
+  if (!shared->side_by_side) {
+    return {std::max(used.partial_columns, of_rest.partial_columns),
+            std::max(used.arrivals, of_rest.arrivals)};
+  }
+  shared->first_partial_row = of_rest.partial_columns;
+  shared->first_arrival = of_rest.arrivals;
+  return {used.partial_columns + of_rest.partial_columns, used.arrivals + of_rest.arrivals};
 }
 
-void DevicePlan::MakeLaunch(const DevicePlanOptions& options, const cuda::KernelOptions& kernels,
-                            std::span<const cuda::PlanEntry> entries,
-                            std::span<const KeyRange> keys, AttentionLaunch* launch,
-                            cuda::Plan* made) {
-  launch->choice = cuda::ChooseKernel(options.device, launch->shape, kernels);
+DevicePlan::Used DevicePlan::MakeLaunch(const cuda::DeviceProperties& device,
+                                        std::span<const cuda::PlanEntry> entries,
+                                        std::span<const KeyRange> keys, AttentionLaunch* launch,
+                                        cuda::Plan* made) {
   const cuda::DecodePlanShape shape =
-      cuda::DecodePlanShapeFor(launch->choice, launch->shape, options.device);
+      cuda::DecodePlanShapeFor(launch->choice, launch->shape, device);
   launch->blocks = shape.blocks;
   cuda::PlanAttention(shape, entries, keys, made);
   launch->items = Place(made->items.data(), made->items.size(), RoomFor(made->items.size()));
   launch->keys = Place(made->keys.data(), made->keys.size(), RoomFor(made->keys.size()));
   // What is cut into pieces changes with the lengths, and with them clusters and kernels of few
-  // columns: not so that the workspace grows by more than StepSize allows for.
-  const int32_t partials = std::max(made->partials, options.device.multiprocessors);
+  // columns: not so that the workspace grows by more than StepSize allows for, nor so that what
+  // lies in it moves (Signature) in most steps.
+  const auto room_of = [&](int32_t count) {
+    return static_cast<int32_t>(
+        std::bit_ceil(static_cast<uint32_t>(std::max(count, device.multiprocessors))));
+  };
   const int32_t columns = std::max(launch->choice.tile_rows, 32);
-  partial_columns_ = std::max(partial_columns_, int64_t{partials} * columns);
-  arrivals_ = std::max({arrivals_, made->arrivals, options.device.multiprocessors});
+  return {int64_t{room_of(made->partials)} * columns, room_of(made->arrivals)};
 }
 
 void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
@@ -347,6 +382,9 @@ std::vector<uint64_t> DevicePlan::Signature() const {
     for (const Section& s : {shared.gathered, shared.parts, shared.part_rows}) {
       values.push_back(s.offset);
     }
+    values.push_back(shared.side_by_side);
+    values.push_back(static_cast<uint64_t>(shared.first_partial_row));
+    values.push_back(static_cast<uint64_t>(shared.first_arrival));
   }
   if (block_keys_.count == 0) return values;
   values.push_back(block_keys_.offset);

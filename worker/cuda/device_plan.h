@@ -15,6 +15,7 @@
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/decode/block_attention.h"
 #include "kernels/cuda/decode/shared_attention.h"
+#include "kernels/cuda/decode/side_by_side.h"
 #include "kernels/cuda/prefill/prefill.h"
 #include "worker/cache_spec.h"
 #include "worker/plan.h"
@@ -52,6 +53,12 @@ struct SharedLaunch {
   int32_t first_row = 0;
   Section parts;      // RowParts [rows of the pass]
   Section part_rows;  // int32
+  // The launch over the rest runs beside it, and what it uses of the workspace lies behind that
+  // one's: from this partial of one row on, and from this arrival counter.
+  bool side_by_side = false;
+  int64_t first_partial_row = 0;
+  int32_t first_arrival = 0;
+  cuda::DeviceProperties device;  // that it is planned for: the rank's, or its part of it
 };
 
 // One launch of the prefill kernels: over the context of a pass, or over the new tokens of the
@@ -181,14 +188,22 @@ class DevicePlan {
                 const DevicePlanOptions& options, size_t index);
   void MakeFewRows(const CacheSpec& spec, const RowPass& pass, std::span<const KeyRange> keys,
                    const DevicePlanOptions& options, PassLaunch* launch, Host* host);
-  // Plans what the pass's entries share, if that is worth it.
-  void MakeShared(const RowPass& pass, std::span<const KeyRange> keys,
-                  const DevicePlanOptions& options, const cuda::AttentionShape& shape,
-                  const cuda::KernelOptions& kernels, SharedLaunch* shared, Host* host);
-  // Chooses the kernel for launch->shape and plans it.
-  void MakeLaunch(const DevicePlanOptions& options, const cuda::KernelOptions& kernels,
-                  std::span<const cuda::PlanEntry> entries, std::span<const KeyRange> keys,
-                  AttentionLaunch* launch, cuda::Plan* made);
+  // What a launch uses of the workspace.
+  struct Used {
+    int64_t partial_columns = 0;
+    int32_t arrivals = 0;
+  };
+  // Chooses the kernels where sequences share pages, side by side if that is possible. Returns the
+  // device, or the part of it, that launch->few is planned for.
+  cuda::DeviceProperties ChooseShared(const DevicePlanOptions& options,
+                                      const cuda::KernelOptions& kernels,
+                                      const cuda::SharingCosts& costs, const cuda::SharedPlan& plan,
+                                      PassLaunch* launch);
+  // Plans the launch over what is shared, host->shared. Returns what both launches use.
+  Used MakeShared(Used of_rest, SharedLaunch* shared, Host* host);
+  // Plans launch->shape for launch->choice, on a device or a part of it.
+  Used MakeLaunch(const cuda::DeviceProperties& device, std::span<const cuda::PlanEntry> entries,
+                  std::span<const KeyRange> keys, AttentionLaunch* launch, cuda::Plan* made);
   void MakeManyRows(const CacheSpec& spec, const RowPass& pass, std::span<const KeyRange> keys,
                     const DevicePlanOptions& options, PrefillLaunch* launch, Host* host);
   void MakeNewTokens(const StepPlan& plan, const DevicePlanOptions& options);

@@ -230,6 +230,9 @@ std::vector<Case> CascadeCases() {
     block.name += ", block 16";
     cases.push_back(block);
   }
+  cases.push_back(Cascade(32, {{32768, 1}}, 1024, DType::kNvfp4));
+  cases.push_back(Cascade(64, {{8192, 1}}, 512, DType::kNvfp4));
+  cases.push_back(Cascade(64, {{16384, 1}, {4096, 8}}, 512, DType::kNvfp4));
   return cases;
 }
 

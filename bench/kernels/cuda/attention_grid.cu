@@ -6,10 +6,11 @@
 // float64 kernel that shares nothing with those under test but the layout. Usage:
 //   attention_grid [--set field|nvfp4|shapes|dims|spread|batches|drafts|cascade|grid|all]
 //                  [--only TEXT] [--json FILE] [--portable] [--invariant] [--fp8-queries]
-//                  [--alone] [--apart] [--cluster N]
+//                  [--alone] [--apart] [--in-turn] [--shared-multiprocessors N] [--cluster N]
 // --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call
 // from beginning before the one ahead of it has ended. --apart reads what sequences share once for
-// each of them.
+// each of them; --in-turn reads it in a launch of its own that nothing else runs beside, and
+// --shared-multiprocessors gives so many to that launch.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -28,6 +29,7 @@
 #include "bench/kernels/cuda/gpu_bench.h"
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/decode/shared_attention.h"
+#include "kernels/cuda/decode/side_by_side.h"
 #include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
@@ -230,18 +232,25 @@ std::vector<std::byte> RoundedQueries(std::vector<std::byte> q, size_t elements,
   return q;
 }
 
+// What a launch uses of the workspace.
+struct Used {
+  size_t partial_rows = 0;
+  size_t arrivals = 0;
+};
+Used UsedBy(const Plan& plan, const KernelChoice& choice) {
+  return {size_t(plan.partials) * choice.tile_rows, size_t(plan.arrivals)};
+}
+
 // A plan, outputs and workspace on the device.
 struct DeviceCall {
-  // The workspace is for both plans, one after the other; the items are the first one's.
-  DeviceCall(const Case& c, std::array<const Plan*, 2> plans, int32_t tile_rows, size_t output_rows)
-      : items(plans[0]->items),
-        keys(plans[0]->keys),
+  DeviceCall(const Case& c, const Plan& plan, const Used& used, size_t output_rows)
+      : items(plan.items),
+        keys(plan.keys),
         o(output_rows * c.kv.value_dim),
         lse(output_rows),
-        partial_o(size_t(std::max(plans[0]->partials, plans[1]->partials)) * tile_rows *
-                  c.kv.value_dim),
-        partial_lse(size_t(std::max(plans[0]->partials, plans[1]->partials)) * tile_rows),
-        arrivals(std::vector<uint64_t>(std::max(plans[0]->arrivals, plans[1]->arrivals))) {}
+        partial_o(used.partial_rows * c.kv.value_dim),
+        partial_lse(used.partial_rows),
+        arrivals(std::vector<uint64_t>(used.arrivals)) {}
 
   // Everything but queries, cache and page tables.
   AttentionArgs Args(const Case& c) const {
@@ -274,15 +283,25 @@ class SharedCall {
     if (options.batch_invariant) return;
     std::vector<int32_t> page_tables;
     for (const PlanEntry& entry : rows.entries) page_tables.push_back(entry.page_table);
-    AttentionShape shape = ShapeOf(c);
-    PlanShared(SharingCostsFor(device, shape, options), rows.Entries(), page_tables, rows.keys,
-               rows.shared, &plan_);
-    if (plan_.empty()) return;
-    shape.max_rows = plan_.most_rows;
-    shape.sequences = static_cast<int32_t>(plan_.entries.size());
-    shape.total_keys = plan_.total_keys;
-    const KernelChoice choice = ChooseKernel(device, shape, options);
-    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, device);
+    shape_ = ShapeOf(c);
+    costs_ = SharingCostsFor(device, shape_, options);
+    PlanShared(costs_, rows.Entries(), page_tables, rows.keys, rows.shared, &plan_);
+    shape_.max_rows = plan_.most_rows;
+    shape_.sequences = static_cast<int32_t>(plan_.entries.size());
+    shape_.total_keys = plan_.total_keys;
+  }
+
+  bool empty() const { return plan_.empty(); }
+  const SharedPlan& plan() const { return plan_; }
+  const AttentionShape& shape() const { return shape_; }
+  const SharingCosts& costs() const { return costs_; }
+  const GatheredLaunch& launch() const { return launch_; }
+
+  // Plans its launch on `device`, which may be a part of one. Returns what both launches use, given
+  // what the other one does.
+  Used Plan(const Case& c, const DeviceProperties& device, const KernelChoice& choice,
+            bool side_by_side, const Used& rest) {
+    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape_, device);
     PlanAttention(plan_shape, plan_.entries, plan_.keys, &gathered_);
     items_ = GpuArray<WorkItem>(gathered_.items);
     keys_ = GpuArray<RowKeys>(gathered_.keys);
@@ -294,7 +313,7 @@ class SharedCall {
     o_ = GpuArray<float>(heads * c.kv.value_dim);
     lse_ = GpuArray<float>(heads);
     launch_ = {.choice = choice,
-               .shape = shape,
+               .shape = shape_,
                .blocks = plan_shape.blocks,
                .items = items_.data(),
                .keys = keys_.data(),
@@ -306,17 +325,23 @@ class SharedCall {
                .lse = lse_.data(),
                .call_rows = static_cast<int32_t>(plan_.parts.size()),
                .parts = parts_.data(),
-               .part_rows = part_rows_.data()};
+               .part_rows = part_rows_.data(),
+               .side_by_side = side_by_side,
+               .first_partial_row = side_by_side ? static_cast<int64_t>(rest.partial_rows) : 0,
+               .first_arrival = side_by_side ? static_cast<int32_t>(rest.arrivals) : 0};
+    const Used used = UsedBy(gathered_, choice);
+    if (!side_by_side) {
+      return {std::max(used.partial_rows, rest.partial_rows),
+              std::max(used.arrivals, rest.arrivals)};
+    }
+    return {used.partial_rows + rest.partial_rows, used.arrivals + rest.arrivals};
   }
 
-  bool empty() const { return plan_.empty(); }
-  const SharedPlan& plan() const { return plan_; }
-  const Plan& gathered() const { return gathered_; }
-  const GatheredLaunch& launch() const { return launch_; }
-
  private:
+  AttentionShape shape_;
+  SharingCosts costs_;
   SharedPlan plan_;
-  Plan gathered_;
+  cuda::Plan gathered_;
   GpuArray<WorkItem> items_;
   GpuArray<RowKeys> keys_;
   GpuArray<int32_t> rows_, part_rows_;
@@ -326,10 +351,17 @@ class SharedCall {
   GatheredLaunch launch_;
 };
 
+struct BenchOptions {
+  int32_t cluster_size = 0;
+  bool apart = false;
+  bool in_turn = false;
+  int32_t shared_multiprocessors = 0;
+};
+
 class Bench {
  public:
-  Bench(const KernelOptions& options, int32_t cluster_size, bool apart)
-      : options_(options), cluster_size_(cluster_size), apart_(apart), pool_(kPoolBytes) {
+  Bench(const KernelOptions& options, const BenchOptions& bench)
+      : options_(options), bench_(bench), pool_(kPoolBytes) {
     Check(QueryDevice(0, &device_));
   }
 
@@ -350,8 +382,8 @@ class Bench {
   Result Run(const Case& c) {
     Fill(c.kv);
     Rows rows(c);
-    if (apart_) rows.shared.clear();
-    const SharedCall shared(c, rows, device_, options_);
+    if (bench_.apart) rows.shared.clear();
+    SharedCall shared(c, rows, device_, options_);
     const std::vector<KeyRange>& own_keys = shared.empty() ? rows.keys : shared.plan().rest;
     AttentionShape shape = ShapeOf(c);
     if (!shared.empty()) {
@@ -360,11 +392,19 @@ class Bench {
         shape.total_keys += Length(own_keys[entry.row_begin + entry.row_count - 1]);
       }
     }
-    KernelChoice choice = ChooseKernel(device_, shape, options_);
-    if (cluster_size_ > 0) choice.cluster_size = cluster_size_;
-    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, device_);
+    DeviceProperties of_rest = device_;
+    DeviceProperties of_shared = device_;
+    const bool side_by_side = DealDevice(shared, shape, &of_shared, &of_rest);
+    KernelChoice choice = ChooseKernel(of_rest, shape, options_);
+    if (bench_.cluster_size > 0) choice.cluster_size = bench_.cluster_size;
+    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, of_rest);
     Plan plan;
     PlanAttention(plan_shape, rows.entries, own_keys, &plan);
+    Used used = UsedBy(plan, choice);
+    if (!shared.empty()) {
+      used = shared.Plan(c, of_shared, ChooseKernel(of_shared, shared.shape(), options_),
+                         side_by_side, used);
+    }
 
     Result result;
     result.bytes = rows.bytes;
@@ -378,9 +418,7 @@ class Bench {
     const size_t elements = output_rows * c.kv.key_dim;  // of the queries
     const std::vector<std::byte> host_q = RandomQueries(elements, random);
     const GpuArray<std::byte> q(host_q);
-    const DeviceCall call(c, {&plan, &shared.gathered()},
-                          std::max(choice.tile_rows, shared.launch().choice.tile_rows),
-                          output_rows);
+    const DeviceCall call(c, plan, used, output_rows);
     const auto args_of = [&](size_t copy) {
       AttentionArgs args = call.Args(c);
       args.q = q.data();
@@ -402,6 +440,10 @@ class Bench {
     result.kernel = ToString(choice);
     if (!shared.empty()) {
       result.kernel = "shared: " + ToString(shared.launch().choice) + "; rest: " + result.kernel;
+      if (side_by_side) {
+        result.kernel += "; side by side, " + std::to_string(of_shared.multiprocessors) + " and " +
+                         std::to_string(of_rest.multiprocessors);
+      }
     }
     launch(copies - 1);
     AttentionArgs checked = args_of(copies - 1);
@@ -418,6 +460,30 @@ class Bench {
   }
 
  private:
+  // Whether both launches run side by side, and then on which parts of the device.
+  bool DealDevice(const SharedCall& shared, const AttentionShape& rest_shape,
+                  DeviceProperties* of_shared, DeviceProperties* of_rest) const {
+    if (shared.empty() || bench_.in_turn) return false;
+    SideBySide deal = DealMultiprocessors(device_, shared.costs(), shared.plan());
+    const bool chosen = bench_.shared_multiprocessors > 0;
+    if (chosen) {
+      deal = {bench_.shared_multiprocessors,
+              device_.multiprocessors - bench_.shared_multiprocessors};
+    }
+    if (deal.one_after_the_other()) return false;
+    const DeviceProperties shared_part = PartOf(device_, deal.shared);
+    const DeviceProperties rest_part = PartOf(device_, deal.rest);
+    const KernelChoice of_shared_part = ChooseKernel(shared_part, shared.shape(), options_);
+    const KernelChoice of_rest_part = ChooseKernel(rest_part, rest_shape, options_);
+    if (chosen ? !MayRunSideBySide(of_shared_part, of_rest_part)
+               : !GainSideBySide(of_shared_part, of_rest_part)) {
+      return false;
+    }
+    *of_shared = shared_part;
+    *of_rest = rest_part;
+    return true;
+  }
+
   // (Blocks and their scales lie elsewhere for each number of dimensions.)
   void Fill(const KvGeometry& kv) {
     const int32_t dims = kv.dtype == DType::kNvfp4 ? kv.key_dim : 0;
@@ -468,8 +534,7 @@ class Bench {
   }
 
   const KernelOptions options_;
-  const int32_t cluster_size_;
-  const bool apart_;
+  const BenchOptions bench_;
   DeviceProperties device_;
   GraphTimer timer_;
   const GpuArray<std::byte> pool_;
@@ -483,8 +548,7 @@ int Main(int argc, char** argv) {
   std::string only;
   std::string json;
   KernelOptions options;
-  int32_t cluster_size = 0;
-  bool apart = false;
+  BenchOptions bench_options;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : "";
@@ -503,9 +567,13 @@ int Main(int argc, char** argv) {
     else if (flag == "--alone")
       options.begins_early = false;
     else if (flag == "--apart")
-      apart = true;
+      bench_options.apart = true;
+    else if (flag == "--in-turn")
+      bench_options.in_turn = true;
+    else if (flag == "--shared-multiprocessors")
+      bench_options.shared_multiprocessors = std::atoi(value), ++i;
     else if (flag == "--cluster")
-      cluster_size = std::atoi(value), ++i;
+      bench_options.cluster_size = std::atoi(value), ++i;
     else {
       std::fprintf(stderr, "unknown flag %s\n", argv[i]);
       return 2;
@@ -517,7 +585,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
 
-  Bench bench(options, cluster_size, apart);
+  Bench bench(options, bench_options);
   const double bandwidth = bench.ReadBandwidth();
   const int32_t* clusters = bench.device().clusters;
   std::printf("multiprocessors: %d, clusters of 2: %d, 4: %d, 8: %d\n",

@@ -128,6 +128,9 @@ Status LaunchAttention(const KernelChoice& choice, const AttentionShape& shape,
       !MayAttendBlock(choice, args.q_dtype, DType::kBf16, args.soft_cap)) {
     return Unsupported("block: only wgmma_fp8_attention takes a draft block along");
   }
+  if (args.beside == Beside::kLastLaunch && choice.kind != KernelKind::kMma) {
+    return Unsupported("beside: only mma_attention runs beside the launch ahead of it");
+  }
   AttentionArgs complete = args;
   complete.fp8_queries = choice.fp8_queries;
   complete.soft_cap = BoundedSoftCap(args.soft_cap);

@@ -19,6 +19,20 @@ struct BlockPart {
   int32_t kv_head_count = 0;
 };
 
+// A launch that runs side by side with another one of the same stream: neither reads what the other
+// writes, and together they have few enough thread blocks that all of them run at once.
+enum class Beside : uint8_t {
+  kNothing,
+  // With the one behind it, which is let begin only when all that is ahead of both has ended.
+  kNextLaunch,
+  // With the one ahead of it, which it waits for only before it ends, so that who waits for this
+  // launch waits for both. Only mma_attention does so (side_by_side.h).
+  kLastLaunch,
+};
+
+// AttentionArgs::late_strips beside the last launch: none is waited for.
+inline constexpr int32_t kNoLateStrips = -(1 << 30);
+
 // All pointers are device pointers.
 struct AttentionArgs {
   const WorkItem* items = nullptr;       // the plan's; the first `blocks` start the grid's blocks
@@ -46,6 +60,7 @@ struct AttentionArgs {
   // one begins (LateStripsOf). Everything else that is read must be there when that launch lets
   // this one begin. 0: nothing is known of it, and the kernels wait for the launches ahead.
   int32_t late_strips = 0;
+  Beside beside = Beside::kNothing;
   BlockPart block;
 };
 

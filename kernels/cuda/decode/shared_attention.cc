@@ -1,6 +1,8 @@
 #include "kernels/cuda/decode/shared_attention.h"
 
 #include "kernels/cuda/decode/gathered_rows.h"
+#include "kernels/cuda/decode/side_by_side.h"
+#include "kernels/cuda/dispatch.h"
 
 namespace tributary::cuda {
 namespace {
@@ -35,6 +37,9 @@ Status Merge(const AttentionShape& shape, const AttentionArgs& args, const Gathe
 Status LaunchSharedAttention(const KernelChoice& choice, const AttentionShape& shape,
                              const AttentionArgs& args, int32_t blocks,
                              const GatheredLaunch& gathered, cudaStream_t stream) {
+  if (gathered.side_by_side && !MayRunSideBySide(gathered.choice, choice)) {
+    return Unsupported("side_by_side: these kernels run one after the other");
+  }
   if (gathered.rows != nullptr) {
     if (Status status = Gather(shape, args, gathered, stream); !status.ok()) return status;
   }
@@ -50,12 +55,22 @@ Status LaunchSharedAttention(const KernelChoice& choice, const AttentionShape& s
   // What only some strips of a sequence wait for is behind the pages that are shared; the gathered
   // queries are waited for at once.
   if (gathered.rows != nullptr) shared.late_strips = 0;
+  AttentionArgs rest = args;
+  if (gathered.side_by_side) {
+    shared.partial_o += gathered.first_partial_row * gathered.shape.geometry.value_dim;
+    shared.partial_lse += gathered.first_partial_row;
+    shared.arrivals += gathered.first_arrival;
+    shared.late_strips = 0;
+    shared.beside = Beside::kNextLaunch;
+    rest.late_strips = kNoLateStrips;
+    rest.beside = Beside::kLastLaunch;
+  }
   if (Status status =
           LaunchAttention(gathered.choice, gathered.shape, shared, gathered.blocks, stream);
       !status.ok()) {
     return status;
   }
-  if (Status status = LaunchAttention(choice, shape, args, blocks, stream); !status.ok()) {
+  if (Status status = LaunchAttention(choice, shape, rest, blocks, stream); !status.ok()) {
     return status;
   }
   return Merge(shape, args, gathered, stream);

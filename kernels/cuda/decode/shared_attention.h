@@ -40,11 +40,18 @@ struct GatheredLaunch {
   int32_t call_rows = 0;               // rows of the call that launches are made for
   const RowParts* parts = nullptr;     // [call_rows]
   const int32_t* part_rows = nullptr;  // gathered rows
+  // The launch over the rest runs beside this one (side_by_side.h), both planned for their part of
+  // the device. Then what this launch uses of the workspace begins at this partial of one row, and
+  // at this arrival counter, behind what the other one uses.
+  bool side_by_side = false;
+  int64_t first_partial_row = 0;
+  int32_t first_arrival = 0;
 };
 
 // LaunchAttention of a call whose rows also see what is shared: `args.items` and `args.keys` have
-// the rest. Both launches use the call's workspace one after the other. Where the first launch
-// waits for what is ahead (AttentionArgs::late_strips), so does this.
+// the rest. Launches that are not side by side use the call's workspace one after the other. Where
+// the first launch waits for what is ahead (AttentionArgs::late_strips), so does this; side by side
+// it waits for all of that.
 Status LaunchSharedAttention(const KernelChoice& choice, const AttentionShape& shape,
                              const AttentionArgs& args, int32_t blocks,
                              const GatheredLaunch& gathered, cudaStream_t stream);

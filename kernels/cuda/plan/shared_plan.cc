@@ -55,10 +55,13 @@ class Planner {
   void Finish() {
     for (size_t i = 0; i < entries_.size(); ++i) {
       const AttentionEntry& entry = entries_[i];
+      KeyRange seen{0, 0};
       for (int32_t row = entry.row_begin; row < entry.row_begin + entry.row_count; ++row) {
-        plan_.rest[static_cast<size_t>(row)] =
-            Intersection(keys_[static_cast<size_t>(row)], {plan_.taken[i], INT64_MAX});
+        KeyRange& rest = plan_.rest[static_cast<size_t>(row)];
+        rest = Intersection(keys_[static_cast<size_t>(row)], {plan_.taken[i], INT64_MAX});
+        seen = Hull(seen, rest);
       }
+      plan_.rest_reads += Length(seen) * ReadsOf(entry.row_count, costs_);
     }
     int32_t begin = 0;
     for (RowParts& row : plan_.parts) {
@@ -114,6 +117,7 @@ class Planner {
     }
     plan_.most_rows = std::max(plan_.most_rows, rows);
     plan_.total_keys += slots;
+    plan_.shared_reads += slots * ReadsOf(rows, costs_);
   }
 
   const SharingCosts& costs_;
@@ -132,6 +136,8 @@ void Clear(SharedPlan* plan) {
   plan->rest.clear();
   plan->most_rows = 0;
   plan->total_keys = 0;
+  plan->shared_reads = 0;
+  plan->rest_reads = 0;
 }
 
 }  // namespace

@@ -29,10 +29,6 @@ struct SharingCosts {
   int32_t multiprocessors = 1;
 };
 
-// Whether pages of caches of this type are read once for all sequences that share them. Those of
-// NVFP4 are read for each: no test of sharing them has run on a GPU yet.
-constexpr bool SharesPagesOf(DType kv_dtype) { return kv_dtype != DType::kNvfp4; }
-
 // How often a slot is read for so many query rows. (A further tile of a run finds in L2 what the
 // first one has read, but has as much to multiply, and takes as long.)
 constexpr int64_t ReadsOf(int64_t rows, const SharingCosts& costs) {
@@ -59,6 +55,9 @@ struct SharedPlan {
   std::vector<KeyRange> rest;      // [rows of the call]: what is left to see apart from the runs
   int32_t most_rows = 0;           // of one run
   int64_t total_keys = 0;          // slots of all runs
+  // Slots as often as they are read (ReadsOf): those of all runs, and those that are left.
+  int64_t shared_reads = 0;
+  int64_t rest_reads = 0;
 
   std::vector<int64_t> taken;  // scratch of PlanShared: [entries], the slots before this one
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <tuple>
 
+#include "kernels/cuda/decode/side_by_side.h"
 #include "kernels/fp8_queries.h"
 #include "kernels/lse.h"
 #include "kernels/reference.h"
@@ -103,10 +104,17 @@ class Call {
     return p;
   }
 
-  // Two launches, one behind the other, as of two layers.
-  void Run(std::vector<float>* o, std::vector<float>* lse) {
+  // The attention of two layers, one behind the other. `side_by_side`: what is shared and the rest
+  // of each; *ran tells whether their kernels do so.
+  void Run(bool side_by_side, bool* ran, std::vector<float>* o, std::vector<float>* lse) {
     DeviceProperties device;
     ASSERT_TRUE(QueryDevice(0, &device).ok());
+    DeviceProperties of_shared = device;
+    DeviceProperties of_rest = device;
+    if (side_by_side) {
+      of_shared = PartOf(device, device.multiprocessors / 4 * 2);
+      of_rest = PartOf(device, device.multiprocessors - of_shared.multiprocessors);
+    }
     // Everything is worth sharing here.
     const SharingCosts costs{.gqa_ratio = case_.gqa_ratio,
                              .widest_tile = 1 << 20,
@@ -116,8 +124,10 @@ class Call {
     SharedPlan shared;
     PlanShared(costs, entries_, table_begins_, keys_, shared_, &shared);
     ASSERT_EQ(shared.entries.size(), shared_.size());
-    const Launched own = Choose(device, 0, plan_entries_, shared.rest);
-    const Launched gathered = Choose(device, shared.most_rows, shared.entries, shared.keys);
+    const Launched own = Choose(of_rest, 0, plan_entries_, shared.rest);
+    const Launched gathered = Choose(of_shared, shared.most_rows, shared.entries, shared.keys);
+    *ran = !side_by_side || MayRunSideBySide(gathered.choice, own.choice);
+    if (!*ran) return;
 
     const DeviceArray<WorkItem> items(own.plan.items), gathered_items(gathered.plan.items);
     const DeviceArray<RowKeys> keys(own.plan.keys), gathered_keys(gathered.plan.keys);
@@ -127,11 +137,13 @@ class Call {
     const DeviceArray<std::byte> cache(Reorder(cache_->kv(), cache_->bytes(), Direction::kToGpu));
     const DeviceArray<std::byte> q(q_);
     const DeviceArray<float> k_scale(cache_->k_scale()), v_scale(cache_->v_scale());
-    const size_t partials = std::max(size_t(own.plan.partials) * own.choice.tile_rows,
-                                     size_t(gathered.plan.partials) * gathered.choice.tile_rows);
+    // Enough for both launches at once.
+    const size_t own_partials = size_t(own.plan.partials) * own.choice.tile_rows;
+    const size_t partials =
+        own_partials + size_t(gathered.plan.partials) * gathered.choice.tile_rows;
     const auto dim = static_cast<size_t>(case_.dims.value_dim);
     DeviceArray<float> partial_o(partials * dim), partial_lse(partials);
-    DeviceArray<uint64_t> arrivals(std::max(own.plan.arrivals, gathered.plan.arrivals));
+    DeviceArray<uint64_t> arrivals(own.plan.arrivals + gathered.plan.arrivals);
     arrivals.Fill(0);
     const size_t row_heads = size_t(rows_) * q_heads();
     const size_t gathered_heads = shared.rows.size() * q_heads();
@@ -182,7 +194,10 @@ class Call {
                                 .lse = gathered_lse.data(),
                                 .call_rows = rows_,
                                 .parts = parts.data(),
-                                .part_rows = part_rows.data()};
+                                .part_rows = part_rows.data(),
+                                .side_by_side = side_by_side,
+                                .first_partial_row = static_cast<int64_t>(own_partials),
+                                .first_arrival = own.plan.arrivals};
     for (int i = 0; i < 2; ++i) {
       const Status status =
           LaunchSharedAttention(own.choice, own.shape, args, own.blocks, launch, nullptr);
@@ -335,11 +350,13 @@ double Tolerance(const Case& c) {
   return c.q == DType::kBf16 ? 1e-2 : 2e-2;
 }
 
-void ExpectMatchesReference(const Case& c) {
-  SCOPED_TRACE(Describe(c));
+void ExpectMatchesReference(const Case& c, bool side_by_side) {
+  SCOPED_TRACE(Describe(c) + (side_by_side ? " side by side" : " one after the other"));
   Call call(c);
   std::vector<float> o, lse;
-  ASSERT_NO_FATAL_FAILURE(call.Run(&o, &lse));
+  bool ran = false;
+  ASSERT_NO_FATAL_FAILURE(call.Run(side_by_side, &ran, &o, &lse));
+  if (!ran) return;
   const ReferenceResult expected = ExpectedOf(c, call);
   const auto close = [&](const std::vector<float>& actual, const std::vector<double>& wanted,
                          const char* what) {
@@ -348,6 +365,11 @@ void ExpectMatchesReference(const Case& c) {
   };
   close(o, expected.o, "o");
   close(lse, expected.lse, "lse");
+}
+
+void ExpectMatchesReference(const Case& c) {
+  ExpectMatchesReference(c, false);
+  ExpectMatchesReference(c, true);
 }
 
 class SharedPagesOnGpu : public ::testing::TestWithParam<std::tuple<DType, HeadDims, bool>> {
@@ -411,7 +433,8 @@ TEST_P(SharedPagesOnGpu, RowsThatSeePartsOfARunOrNothing) {
 
 std::vector<std::tuple<DType, HeadDims, bool>> EveryKernel() {
   std::vector<std::tuple<DType, HeadDims, bool>> all;
-  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16}) {
+  for (const DType kv :
+       {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kF16, DType::kNvfp4}) {
     for (const HeadDims& dims : DimsOf(&HeadDims::decode_sm80)) {
       for (const bool portable : {false, true}) all.push_back({kv, dims, portable});
     }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/decode/choose_kernel.h"
+#include "kernels/cuda/decode/side_by_side.h"
 
 namespace tributary::cuda {
 namespace {
@@ -149,6 +150,65 @@ TEST(SharingRuleTest, ACallIsWorthItFromAFewMegabytesOn) {
   EXPECT_TRUE(shares(2, 16, small));
 }
 
+TEST(SharedPlanTest, CountsReads) {
+  // 32 forks of 128 packed rows: two tiles read the run, one tile what each fork has of its own.
+  const Entries e(std::vector<std::pair<int64_t, int32_t>>(32, {4 * kUnit + 500, 1}));
+  const SharedPlan plan = e.Plan(kEager, {{{0, 4 * kUnit}, Numbers(32)}});
+  EXPECT_EQ(plan.shared_reads, 2 * 4 * kUnit);
+  EXPECT_EQ(plan.rest_reads, 32 * 500);
+}
+
+TEST(SideBySideTest, LaunchesGetMultiprocessorsByWhatTheyRead) {
+  const DeviceProperties h200{.compute_capability = 90, .multiprocessors = 132};
+  // Of forks that share so many slots and have so many of their own.
+  const auto deal = [&](int32_t forks, int64_t units, int64_t own) {
+    const Entries e(std::vector<std::pair<int64_t, int32_t>>(static_cast<size_t>(forks),
+                                                             {units * kUnit + own, 1}));
+    return DealMultiprocessors(h200, kCosts,
+                               e.Plan(kEager, {{{0, units * kUnit}, Numbers(forks)}}));
+  };
+  // 16 and 32 jobs: two and four query tiles in eight KV heads.
+  EXPECT_EQ(deal(32, 32, 1024).shared, 96);
+  EXPECT_EQ(deal(64, 8, 512).shared, 64);
+  for (const int32_t forks : {2, 16, 32, 64, 100}) {
+    for (const int64_t own : {100, 1000, 10000}) {
+      const SideBySide dealt = deal(forks, 32, own);
+      if (dealt.one_after_the_other()) continue;
+      EXPECT_EQ(dealt.shared + dealt.rest, 132);
+      EXPECT_EQ(dealt.shared % 2, 0) << "for clusters of two";
+      EXPECT_GE(dealt.shared, 8);
+      EXPECT_GE(dealt.rest, 8);
+    }
+  }
+  EXPECT_TRUE(deal(2, 1, 100000).one_after_the_other()) << "what is shared is next to nothing";
+}
+
+TEST(SideBySideTest, SeveralRunsAreReadAheadOfTheRest) {
+  const Entries e(std::vector<std::pair<int64_t, int32_t>>(8, {40 * kUnit, 1}));
+  const SharedPlan plan =
+      e.Plan(kEager, {{{0, 10 * kUnit}, {0, 1, 2, 3}}, {{0, 10 * kUnit}, {4, 5, 6, 7}}});
+  EXPECT_TRUE(DealMultiprocessors({90, 132}, kCosts, plan).one_after_the_other());
+}
+
+TEST(SideBySideTest, APartOfADeviceHasItsShareOfClusters) {
+  const DeviceProperties part = PartOf({90, 132, {66, 32, 16}}, 66);
+  EXPECT_EQ(part.multiprocessors, 66);
+  EXPECT_EQ(part.clusters[0], 33);
+  EXPECT_EQ(part.clusters[2], 8);
+}
+
+TEST(SideBySideTest, OnlyKernelsThatWaitAtTheirEnd) {
+  KernelChoice shared{.kind = KernelKind::kWgmmaFp8, .begins_early = true};
+  KernelChoice rest{.kind = KernelKind::kMma, .begins_early = true};
+  EXPECT_TRUE(MayRunSideBySide(shared, rest));
+  EXPECT_FALSE(MayRunSideBySide(rest, shared));
+  shared.tile_rows = 64;
+  EXPECT_TRUE(GainSideBySide(shared, rest));
+  EXPECT_FALSE(GainSideBySide(rest, rest)) << "both read";
+  shared.begins_early = false;
+  EXPECT_FALSE(MayRunSideBySide(shared, rest)) << "the launch behind would wait for it";
+}
+
 TEST(SharingRuleTest, DependsOnTheDevicesKernels) {
   AttentionShape shape{
       .geometry = SquareGeometry(8, 128, DType::kFp8E4M3), .q_heads = 32, .page_size = 16};
@@ -160,8 +220,6 @@ TEST(SharingRuleTest, DependsOnTheDevicesKernels) {
   EXPECT_EQ(SharingCostsFor({90, 132}, shape, {.portable = true}).widest_tile, 16);
   shape.geometry = SquareGeometry(8, 256, DType::kBf16);
   EXPECT_EQ(SharingCostsFor({90, 132}, shape).widest_tile, 32);
-  EXPECT_TRUE(SharesPagesOf(DType::kFp8E4M3));
-  EXPECT_FALSE(SharesPagesOf(DType::kNvfp4));
 }
 
 }  // namespace

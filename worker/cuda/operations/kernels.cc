@@ -123,7 +123,10 @@ cuda::GatheredLaunch CudaOperations::GatheredOf(const RowPass& pass,
           .lse = memory_.gathered_lse.as<float>(),
           .call_rows = plan_.RowsOf(pass),
           .parts = At<cuda::RowParts>(shared.parts),
-          .part_rows = At<int32_t>(shared.part_rows)};
+          .part_rows = At<int32_t>(shared.part_rows),
+          .side_by_side = shared.side_by_side,
+          .first_partial_row = shared.first_partial_row,
+          .first_arrival = shared.first_arrival};
 }
 
 absl::Status CudaOperations::LaunchFewRows(const RowPass& pass, const PassLaunch& of_pass,

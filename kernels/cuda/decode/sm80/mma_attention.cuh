@@ -153,6 +153,12 @@ struct StripsOf {
 };
 template <typename Traits>
 using Strips = typename StripsOf<Traits>::Type;
+
+// The last that a thread does.
+__device__ __forceinline__ void EndBeside(const AttentionArgs& args) {
+  if (args.beside == Beside::kLastLaunch) WaitForLaunchesAhead();
+}
+
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiprocessor)
     MmaAttentionKernel(const __grid_constant__ AttentionArgs args) {
@@ -169,15 +175,17 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
 
   // Until the launches ahead have ended, this one asks L2 for what it will read. If they are known
   // to write no more than the end of a sequence, it also reads.
-  LetNextLaunchBegin();
+  if (args.beside != Beside::kNextLaunch) LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
   const WorkItem first = args.items[index];
   item_copier.Begin(args, index, &shared.items[0]);
   strips.next.Start(*reinterpret_cast<const int4*>(&first));
   strips.Prefetch();
   queries.Prefetch(args, first);
-  if (args.late_strips == 0 || first.packed_count == 0) WaitForLaunchesAhead();
-  if (first.packed_count == 0) return;
+  const bool behind_all = args.beside == Beside::kLastLaunch;  // but the last
+  if (!behind_all && (args.late_strips == 0 || first.packed_count == 0)) WaitForLaunchesAhead();
+  if (args.beside == Beside::kNextLaunch) LetNextLaunchBegin();
+  if (first.packed_count == 0) return EndBeside(args);
   AskForFirst<Traits>(strips);
   queries.Load(args, first);
   item_copier.End(&shared.items[0]);
@@ -201,7 +209,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
       if (has_next) queries.Load(args, shared.items[parity ^ 1]);
     });
     MergeItem<Traits>(args, item, place, shared);
-    if (!has_next) return;
+    if (!has_next) return EndBeside(args);
   }
 }
 

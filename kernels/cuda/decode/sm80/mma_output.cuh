@@ -88,7 +88,8 @@ __device__ __forceinline__ void StoreItem(const AttentionArgs& args, const WorkI
   PublishSums<Traits>(acc, shared);
   PublishTile<Traits>(acc, 0, shared);
   if constexpr (!Traits::kRings) WaitForCopies();
-  WaitForLaunchesAhead();  // so that who waits for this launch waits for those, too
+  // So that who waits for this launch waits for those, too.
+  if (args.beside != Beside::kLastLaunch) WaitForLaunchesAhead();
   SyncThreads<Traits::kThreads>();
   while_combining();
   CombineWarps(shared.warps, ValueScale<Traits::kKv>(args, item), /*bias=*/0.0f);

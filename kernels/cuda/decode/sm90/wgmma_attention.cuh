@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   const ClusterPlace place = ThisCluster();
 
   // Until the launches ahead have ended, what this one will read is asked for.
-  LetNextLaunchBegin();
+  if (args.beside != Beside::kNextLaunch) LetNextLaunchBegin();
   const int index = static_cast<int>(place.cluster);
   const bool copies = warpgroup == Traits::kThreads / 128;  // or else computes
   // K or V of a ring to each of the four warps that copy.
@@ -180,6 +180,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   if (copies) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));
     WaitForLaunchesAhead();
+    if (args.beside == Beside::kNextLaunch) LetNextLaunchBegin();
     for (;;) {
       copier.CopyItem(copied_item);
       if (next_copied < 0) return;

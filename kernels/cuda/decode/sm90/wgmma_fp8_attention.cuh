@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
 
   const int index = static_cast<int>(place.cluster);
   CopyItem(args, index, &shared.items[0]);
-  LetNextLaunchBegin();
+  if (args.beside != Beside::kNextLaunch) LetNextLaunchBegin();
   if (warpgroup == 3) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Traits::kCopyingRegisters));
     Fp8Copier<Traits> copier(args, place, shared, warp);
@@ -156,6 +156,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     int pages = copier.FirstPages(item);
     copier.Prefetch(item, pages);
     WaitForLaunchesAhead();
+    if (args.beside == Beside::kNextLaunch) LetNextLaunchBegin();
     KeyWidener<Traits> keys(shared, warp);
     for (;;) {
       copier.CopyItem(item, pages, [&](int copied) { keys.Follow(copied); });
