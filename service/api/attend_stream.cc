@@ -8,6 +8,7 @@
 #include "base/status/grpc_status.h"
 #include "base/status/rpc_errors.h"
 #include "service/api/raw_methods.h"
+#include "service/api/reply_bytes.h"
 
 namespace tributary::service {
 namespace {
@@ -173,7 +174,7 @@ void AttendStream::Reply(const CallRecord& call, absl::StatusOr<v1::AttendReply>
     *message.mutable_status() = ToRpcStatus(result.status());
   }
   message.set_request_id(call.request_id);
-  auto reply = std::make_unique<grpc::ByteBuffer>(SerializeMessage(message));
+  auto reply = std::make_unique<grpc::ByteBuffer>(SerializeReply(std::move(message)));
   const size_t reply_bytes = reply->Length();
   coordinator_->observer().OnCallEnded(call, status, reply_bytes);
   if (bytes != nullptr) bytes->Reduce(static_cast<int64_t>(reply_bytes));

@@ -11,6 +11,7 @@
 #include "base/status/status_macros.h"
 #include "service/access/peer.h"
 #include "service/api/raw_methods.h"
+#include "service/api/reply_bytes.h"
 #include "service/api/session_stream.h"
 
 namespace tributary::service {
@@ -112,7 +113,13 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   std::function<void(absl::StatusOr<Reply>)> ReplyInto(grpc::ByteBuffer* reply) {
     return [this, reply](absl::StatusOr<Reply> result) {
       const absl::Status status = result.status();
-      if (status.ok()) *reply = SerializeMessage(*result);
+      if (status.ok()) {
+        if constexpr (std::is_same_v<Reply, v1::AttendReply>) {
+          *reply = SerializeReply(*std::move(result));
+        } else {
+          *reply = SerializeMessage(*result);
+        }
+      }
       const size_t reply_bytes = status.ok() ? reply->Length() : 0;
       admission_.reset();  // before the caller can know, who may call again at once
       bytes_->Reduce(static_cast<int64_t>(reply_bytes));

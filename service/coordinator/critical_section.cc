@@ -1,6 +1,11 @@
 #include "service/coordinator/critical_section.h"
 
 namespace tributary::service {
+namespace {
+
+constexpr int64_t kFewAnswers = 8;
+
+}  // namespace
 
 // The analysis does not look into constructors and destructors: here kCoordinatorLock is made to
 // mean CoordinatorLock::mutex_.
@@ -10,8 +15,12 @@ CriticalSection::~CriticalSection() {
   lock_.end_.BeforeRelease();
   const DeferredCalls deferred = std::exchange(lock_.deferred_, {});
   lock_.mutex_.Unlock();
+  // A few callers have their answers before the next step is built. The workers do not wait for
+  // many answers.
+  const bool many = deferred.answers() > kFewAnswers;
+  if (many) lock_.end_.AfterRelease();
   deferred.Run();
-  lock_.end_.AfterRelease();
+  if (!many) lock_.end_.AfterRelease();
   if (deferred.answers() > 0) lock_.CountAnswered(deferred.answers());
 }
 

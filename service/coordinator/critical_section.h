@@ -22,8 +22,8 @@ class EndOfSection {
   virtual ~EndOfSection() = default;
   // With the lock held: begins what can begin now.
   virtual void BeforeRelease() TRIBUTARY_LOCKED = 0;
-  // Without the lock, after the deferred calls: hands commands to the workers. So callers have
-  // their answers before the next step is built.
+  // Without the lock: hands commands to the workers. It follows the deferred calls, so that callers
+  // have their answers before the next step is built, unless these answer many.
   virtual void AfterRelease() = 0;
 };
 
@@ -67,7 +67,8 @@ class CoordinatorLock {
 };
 
 // Holds the lock in order to decide something. When it ends, EndOfSection::BeforeRelease is called,
-// the lock is released, the deferred calls are made, and EndOfSection::AfterRelease is called.
+// the lock is released, the deferred calls are made, and EndOfSection::AfterRelease is called, the
+// last two in the other order where many callers are answered.
 class TRIBUTARY_THREAD_ANNOTATION(scoped_lockable) CriticalSection {
  public:
   explicit CriticalSection(CoordinatorLock& lock)

@@ -14,6 +14,11 @@
 namespace tributary::service {
 namespace {
 
+// A critical section in which so many calls have failed leaves the others to the next one. A caller
+// that cancels a stream cancels hundreds of calls, and whoever holds the lock, or is to be answered
+// by the same thread, would wait for all of them.
+constexpr int kMostFailed = 16;
+
 // Of a step that all ranks carried out: whether the result is the one that was asked for.
 absl::Status CheckAnswer(const StepInFlight& step, const Outcome& outcome) {
   if (step.outputs.empty()) return absl::OkStatus();
@@ -191,36 +196,47 @@ void StepRunner::Admit(const std::string& cache_name, const CallContext& call, c
 // ------------------------------------------------------------------------------------------ steps
 
 void StepRunner::BeginSteps() {
+  goes_on_ = false;
+  int failed = 0;
   while (serving_.ready() && in_flight_ < options_.pipeline_depth && !batcher_.empty()) {
     // One turn at a time, so that whoever comes waits for no more than one.
     const auto batch = batcher_.Take(Clock::now(), /*turns=*/turns_in_flight_ == 0);
     if (!batch.has_value()) return;
-    BeginStep(*batch);
+    failed += BeginStep(*batch);
+    if (failed >= kMostFailed) {
+      goes_on_ = true;
+      return;
+    }
   }
 }
 
 StepRunner::Clock::time_point StepRunner::NextDue() const {
+  if (goes_on_) return Clock::time_point::min();
   if (options_.batch.window.count() == 0 || in_flight_ >= options_.pipeline_depth) {
     return Clock::time_point::max();
   }
   return batcher_.NextDue().value_or(Clock::time_point::max());
 }
 
-void StepRunner::BeginStep(const Batcher::Batch& batch) {
+int StepRunner::BeginStep(const Batcher::Batch& batch) {
   const Clock::time_point now = Clock::now();
   const auto step = std::make_shared<StepInFlight>();
   step->epoch = serving_.epoch();
   step->record.begun = now;
+  int failed = 0;
   for (void* request : batch.requests) {
     auto operation = std::static_pointer_cast<StepOperation>(
         order_.Waiting(*static_cast<StepOperation*>(request)));
-    if (!Join(operation, now, &step->flops)) continue;
+    if (!Join(operation, now, &step->flops)) {
+      ++failed;
+      continue;
+    }
     step->turn_of_long |= operation->in_turns();
     step->members.push_back(operation->current());
     step->record.calls.push_back({operation->accepted, operation->call.trace});
     step->operations.push_back(std::move(operation));
   }
-  if (step->operations.empty()) return;
+  if (step->operations.empty()) return failed;
   step->cache = step->operations.front()->cache;
   ++in_flight_;
   if (step->turn_of_long) ++turns_in_flight_;
@@ -234,6 +250,7 @@ void StepRunner::BeginStep(const Batcher::Batch& batch) {
       },
       [this, step](Outcome outcome) { OnStepDone(step, std::move(outcome)); },
       MoreTimeFor(step->flops, limits(), options_.step_timeout));
+  return failed;
 }
 
 StepLimits StepRunner::limits() const {

@@ -45,7 +45,7 @@ class StepRunner {
 
   // Begins the steps that can begin now. Called at the end of every critical section.
   void BeginSteps() TRIBUTARY_LOCKED;
-  // When a batch's window closes, or max().
+  // When a batch's window closes, or BeginSteps has more to do; max() for never.
   Clock::time_point NextDue() const TRIBUTARY_LOCKED;
 
   int in_flight() const TRIBUTARY_LOCKED { return in_flight_; }
@@ -62,8 +62,8 @@ class StepRunner {
   void Admit(const std::string& cache_name, const CallContext& call, const Check& check,
              Done<v1::AttendReply> done) TRIBUTARY_UNLOCKED;
   // Fixes who takes part. From here on a caller that loses interest changes nothing for the
-  // workers.
-  void BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
+  // workers. Returns how many calls failed instead.
+  int BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
   StepCost CostOf(const StepOperation& operation) const;
   // Whether an operation can be cut into turns without changing what comes of it.
   bool CanTakeTurns(const StepOperation& operation, const StepCost& cost) const;
@@ -104,6 +104,8 @@ class StepRunner {
   int in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   // Of those in flight, steps that are turns of long calls.
   int turns_in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
+  // Whether BeginSteps left something to the next critical section.
+  bool goes_on_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
   v1::Statistics statistics_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };
 

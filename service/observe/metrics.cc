@@ -213,13 +213,11 @@ std::vector<prometheus::MetricFamily> Metrics::Collect(const Snapshot& now) cons
     }
   };
   out.Counter({"tributary_rpc_requests_total", "Calls answered; those on a stream one by one."});
-  each_method([&](const OfMethod& of, telemetry::Labels labels) {
-    labels.emplace_back("code", "");
+  each_method([&](const OfMethod& of, const auto& labels) {
     for (int code = 0; code < kCodes; ++code) {
       // OK from the start, others once they occurred: rates need the first, and none all of them.
       if (code != 0 && of.ended[code].value() == 0) continue;
-      labels.back().second = CodeName(code);
-      out.Add(Of(of.ended[code]), labels);
+      out.Add(Of(of.ended[code]), telemetry::Labels{labels.front(), {"code", CodeName(code)}});
     }
   });
   out.Histogram({"tributary_rpc_duration_seconds", "From a request's arrival to its reply."});

@@ -17,7 +17,7 @@ class TurnLength {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static constexpr std::chrono::microseconds kTurn{500};
+  static constexpr std::chrono::microseconds kTurn{250};
 
   // A call is remembered for `memory` at least, and for twice as long at most. 0: no call is.
   explicit TurnLength(Clock::duration memory) : memory_(memory) {}
