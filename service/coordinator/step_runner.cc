@@ -14,9 +14,9 @@
 namespace tributary::service {
 namespace {
 
-// A critical section in which so many calls have failed leaves the others to the next one. A caller
-// that cancels a stream cancels hundreds of calls, and whoever holds the lock, or is to be answered
-// by the same thread, would wait for all of them.
+// A critical section in which so many calls have failed leaves others that were cancelled to the
+// next one. A caller that cancels a stream cancels hundreds of calls, and whoever wants the lock,
+// or is to be answered by the same thread, would wait for all of them.
 constexpr int kMostFailed = 16;
 
 // Of a step that all ranks carried out: whether the result is the one that was asked for.
@@ -198,15 +198,17 @@ void StepRunner::Admit(const std::string& cache_name, const CallContext& call, c
 void StepRunner::BeginSteps() {
   goes_on_ = false;
   int failed = 0;
+  const auto left_to_later = [&failed](const void* request) {
+    return failed >= kMostFailed && Cancelled(static_cast<const StepOperation*>(request)->call);
+  };
   while (serving_.ready() && in_flight_ < options_.pipeline_depth && !batcher_.empty()) {
     // One turn at a time, so that whoever comes waits for no more than one.
-    const auto batch = batcher_.Take(Clock::now(), /*turns=*/turns_in_flight_ == 0);
-    if (!batch.has_value()) return;
-    failed += BeginStep(*batch);
-    if (failed >= kMostFailed) {
-      goes_on_ = true;
+    const auto batch = batcher_.Take(Clock::now(), /*turns=*/turns_in_flight_ == 0, left_to_later);
+    if (!batch.has_value()) {
+      goes_on_ = failed >= kMostFailed;
       return;
     }
+    failed += BeginStep(*batch);
   }
 }
 

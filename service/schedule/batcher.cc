@@ -71,10 +71,12 @@ Batcher::Clock::time_point Batcher::DueAt(const Queue& queue) const {
   return queue.front().arrival + limits_.window;
 }
 
-std::optional<Batcher::Batch> Batcher::Take(Clock::time_point now, bool turns) {
+std::optional<Batcher::Batch> Batcher::Take(
+    Clock::time_point now, bool turns, absl::FunctionRef<bool(const void* request)> pass_over) {
   auto oldest = queues_.end();
   for (auto it = queues_.begin(); it != queues_.end(); ++it) {
-    if (DueAt(it->second) > now || (!turns && it->second.front().in_turns)) continue;
+    const Candidate& first = it->second.front();
+    if (DueAt(it->second) > now || (!turns && first.in_turns) || pass_over(first.request)) continue;
     if (oldest == queues_.end() || it->second.front().turn() < oldest->second.front().turn()) {
       oldest = it;
     }

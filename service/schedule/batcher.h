@@ -18,6 +18,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "worker/command.h"
 
@@ -82,8 +83,11 @@ class Batcher {
     absl::InlinedVector<void*, 4> requests;
   };
   // Takes the batch that has waited longest among those that are due. A batch is due when it is
-  // full or its window has passed. Without turns, batches whose oldest request is in turns wait.
-  std::optional<Batch> Take(Clock::time_point now, bool turns = true);
+  // full or its window has passed. Without turns, batches whose oldest request is in turns wait,
+  // and so do batches whose oldest request is one to `pass_over`.
+  std::optional<Batch> Take(
+      Clock::time_point now, bool turns = true,
+      absl::FunctionRef<bool(const void* request)> pass_over = [](const void*) { return false; });
   // When the next batch becomes due; nullopt when there is none.
   std::optional<Clock::time_point> NextDue() const;
 

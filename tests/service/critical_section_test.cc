@@ -75,6 +75,19 @@ TEST_F(CriticalSectionTest, ACallIsOpenUntilItsAnswerWasGiven) {
   EXPECT_EQ(OpenCalls(), 1);
 }
 
+TEST_F(CriticalSectionTest, WorkersDoNotWaitForManyAnswers) {
+  const auto order_of = [this](int64_t answers) {
+    events_.clear();
+    const CriticalSection section(lock_);
+    for (int64_t i = 0; i < answers; ++i) lock_.AcceptCall();
+    lock_.Answer([this] { events_.push_back("answers"); }, answers);
+  };
+  order_of(8);
+  EXPECT_THAT(events_, ElementsAre("before release", "answers", "after release"));
+  order_of(9);
+  EXPECT_THAT(events_, ElementsAre("before release", "after release", "answers"));
+}
+
 TEST_F(CriticalSectionTest, WaitIdleWaitsForTheLastAnswer) {
   {
     const CriticalSection section(lock_);

@@ -393,6 +393,27 @@ TEST_F(StepsTest, AsManyCancelledCallsAsWaitForASequenceEndWhenItsStepDoes) {
   }
 }
 
+// Whoever gives up hundreds of calls keeps nobody waiting until all of them are answered.
+TEST_F(StepsTest, ACallGoesAheadOfManyThatWereCancelled) {
+  constexpr int kCalls = 200;
+  group_->Hold();
+  Attend("x", Token(1, 0));
+  Attend("y", Token(2, 0));
+  auto cancelled = std::make_shared<std::atomic<bool>>(false);
+  for (int i = 0; i < kCalls; ++i) {
+    Attend("c" + std::to_string(i), Token(3, 0), {.cancelled = cancelled});
+  }
+  Attend("other", Token(2, 1));
+  *cancelled = true;
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("other").ok());
+  for (int i = 0; i < kCalls; ++i) {
+    ASSERT_EQ(answers_->Wait("c" + std::to_string(i)).code(), absl::StatusCode::kCancelled);
+  }
+  Attend("after", Token(3, 0));
+  EXPECT_TRUE(answers_->Wait("after").ok());
+}
+
 TEST_F(StepsTest, WorkersAreToldAgainOnlyOfCachesTheyMayStillHold) {
   const auto drops = [&] {
     int count = 0;

@@ -10,8 +10,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr double kRate = 1e10;  // 5e6 in half a millisecond
-constexpr double kTurn = 5e6;
+constexpr double kRate = 1e10;  // 2.5e6 in a quarter of a millisecond
+constexpr double kTurn = 2.5e6;
 
 class TurnLengthTest : public ::testing::Test {
  protected:

@@ -213,6 +213,16 @@ TEST_F(BatcherTest, TurnsOfLongRequestsMayHaveToWait) {
   EXPECT_TRUE(batcher.empty());
 }
 
+TEST_F(BatcherTest, BatchesWhoseOldestRequestIsPassedOverWait) {
+  Batcher batcher({});
+  batcher.Add({.cache = 1}, Candidate(&a_, 1, 1, 0));
+  batcher.Add({.cache = 2}, Candidate(&b_, 1, 1, 5));
+  const auto a = [this](const void* request) { return request == &a_; };
+  EXPECT_EQ(batcher.Take(At(10), /*turns=*/true, a)->key.cache, 2u);
+  EXPECT_FALSE(batcher.Take(At(10), /*turns=*/true, a).has_value());
+  EXPECT_EQ(batcher.Take(At(10))->key.cache, 1u);
+}
+
 TEST_F(BatcherTest, AWindowHoldsABatchUntilItClosesOrTheBatchIsFull) {
   Batcher batcher({.max_rows = 2, .max_entries = 100, .window = std::chrono::microseconds(50)});
   batcher.Add(layer0_, Candidate(&a_, 1, 1, 0));
