@@ -19,8 +19,8 @@ UNITY ?= ON
 # ON: CUDA kernels are compiled in a quarter of the time and run slowly, for machines that only compile them.
 QUICK_CUDA ?= $(if $(wildcard /dev/nvidia0),OFF,ON)
 
-# What is installed or put into an image: kernels at full speed, programs linked by the system's linker. `make test` may
-# have configured the same folder otherwise.
+# What is installed or put into an image: kernels at full speed. `make test` may have configured the same folder
+# otherwise.
 AS_SHIPPED := -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_QUICK_TESTS=OFF
 
 # ON: with the benchmarks, which no test needs.
