@@ -21,7 +21,7 @@ QUICK_CUDA ?= $(if $(wildcard /dev/nvidia0),OFF,ON)
 
 # What is installed or put into an image: kernels at full speed. `make test` may have configured the same folder
 # otherwise.
-AS_SHIPPED := -DTRIBUTARY_QUICK_CUDA=OFF -DTRIBUTARY_QUICK_TESTS=OFF
+AS_SHIPPED := -DTRIBUTARY_QUICK_CUDA=OFF
 
 # ON: with the benchmarks, which no test needs.
 BENCH ?= $(if $(filter asan tsan,$(PRESET)),OFF,ON)

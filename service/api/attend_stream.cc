@@ -174,7 +174,7 @@ void AttendStream::Reply(const CallRecord& call, absl::StatusOr<v1::AttendReply>
     *message.mutable_status() = ToRpcStatus(result.status());
   }
   message.set_request_id(call.request_id);
-  auto reply = std::make_unique<grpc::ByteBuffer>(SerializeReply(std::move(message)));
+  auto reply = std::make_unique<grpc::ByteBuffer>(SerializeMessage(std::move(message)));
   const size_t reply_bytes = reply->Length();
   coordinator_->observer().OnCallEnded(call, status, reply_bytes);
   if (bytes != nullptr) bytes->Reduce(static_cast<int64_t>(reply_bytes));

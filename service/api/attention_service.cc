@@ -113,13 +113,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   std::function<void(absl::StatusOr<Reply>)> ReplyInto(grpc::ByteBuffer* reply) {
     return [this, reply](absl::StatusOr<Reply> result) {
       const absl::Status status = result.status();
-      if (status.ok()) {
-        if constexpr (std::is_same_v<Reply, v1::AttendReply>) {
-          *reply = SerializeReply(*std::move(result));
-        } else {
-          *reply = SerializeMessage(*result);
-        }
-      }
+      if (status.ok()) *reply = SerializeMessage(*std::move(result));
       const size_t reply_bytes = status.ok() ? reply->Length() : 0;
       admission_.reset();  // before the caller can know, who may call again at once
       bytes_->Reduce(static_cast<int64_t>(reply_bytes));

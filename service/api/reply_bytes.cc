@@ -2,6 +2,7 @@
 
 #include <google/protobuf/io/coded_stream.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -59,18 +60,18 @@ void TakeLong(int field, v1::Tensor* tensor, std::vector<grpc::Slice>* slices) {
 // A parser merges what a message says of one field in several places: so the long bytes follow the
 // message, each as a tensor of which nothing else is said.
 // https://protobuf.dev/programming-guides/encoding/#last-one-wins
-grpc::ByteBuffer SerializeReply(v1::AttendReply&& reply) {
-  std::vector<grpc::Slice> slices(1);
+grpc::ByteBuffer SerializeMessage(v1::AttendReply&& reply) {
+  std::vector<grpc::Slice> results;
   if (reply.has_output()) {
-    TakeLong(v1::AttendReply::kOutputFieldNumber, reply.mutable_output(), &slices);
+    TakeLong(v1::AttendReply::kOutputFieldNumber, reply.mutable_output(), &results);
   }
-  if (reply.has_lse()) TakeLong(v1::AttendReply::kLseFieldNumber, reply.mutable_lse(), &slices);
-  grpc::ByteBuffer bytes = SerializeMessage(reply);
-  if (slices.size() == 1) return bytes;
-  std::vector<grpc::Slice> of_message;
-  if (!bytes.Dump(&of_message).ok()) return {};
-  of_message.insert(of_message.end(), slices.begin() + 1, slices.end());
-  return {of_message.data(), of_message.size()};
+  if (reply.has_lse()) TakeLong(v1::AttendReply::kLseFieldNumber, reply.mutable_lse(), &results);
+  grpc::ByteBuffer rest = SerializeMessage<v1::AttendReply>(reply);
+  if (results.empty()) return rest;
+  std::vector<grpc::Slice> slices;
+  if (!rest.Dump(&slices).ok()) return {};
+  slices.insert(slices.end(), results.begin(), results.end());
+  return {slices.data(), slices.size()};
 }
 
 }  // namespace tributary::service

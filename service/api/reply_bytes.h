@@ -7,9 +7,9 @@
 
 namespace tributary::service {
 
-// The bytes of a reply. Long results are not copied: the reply's own memory is sent, and freed when
-// gRPC is done with it. So whoever answers a call does not take longer for a long result, and keeps
-// nobody waiting whose answer comes next.
-grpc::ByteBuffer SerializeReply(v1::AttendReply&& reply);
+// The bytes of a reply that is not needed any more, beside raw_methods.h. Long results are not
+// copied: the reply's own memory is sent, and freed when gRPC is done with it. So whoever answers a
+// call does not take longer for a long result, and keeps nobody waiting whose answer comes next.
+grpc::ByteBuffer SerializeMessage(v1::AttendReply&& reply);
 
 }  // namespace tributary::service

@@ -77,7 +77,7 @@ std::optional<Batcher::Batch> Batcher::Take(
   for (auto it = queues_.begin(); it != queues_.end(); ++it) {
     const Candidate& first = it->second.front();
     if (DueAt(it->second) > now || (!turns && first.in_turns) || pass_over(first.request)) continue;
-    if (oldest == queues_.end() || it->second.front().turn() < oldest->second.front().turn()) {
+    if (oldest == queues_.end() || first.turn() < oldest->second.front().turn()) {
       oldest = it;
     }
   }

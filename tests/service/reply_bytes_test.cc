@@ -42,7 +42,7 @@ TEST(SerializeReplyTest, IsReadAsTheReply) {
     for (const size_t lse : {size_t{0}, size_t{64}, size_t{70'000}}) {
       const v1::AttendReply reply = ReplyOf(output, lse);
       v1::AttendReply sent = reply;
-      grpc::ByteBuffer bytes = SerializeReply(std::move(sent));
+      grpc::ByteBuffer bytes = SerializeMessage(std::move(sent));
       EXPECT_LE(bytes.Length(), reply.ByteSizeLong() + 32) << "a few bytes for each long tensor";
       const auto parsed = ParseMessage<v1::AttendReply>(&bytes);
       ASSERT_TRUE(parsed.ok()) << output << " " << lse;
@@ -57,7 +57,7 @@ TEST(SerializeReplyTest, ResultsInSharedMemoryAndRefusalsStayAsTheyAre) {
   reply.mutable_status()->set_code(5);
   reply.mutable_status()->set_message(std::string(100'000, 'x'));
   const std::string wanted = reply.SerializeAsString();
-  grpc::ByteBuffer bytes = SerializeReply(std::move(reply));
+  grpc::ByteBuffer bytes = SerializeMessage(std::move(reply));
   const auto parsed = ParseMessage<v1::AttendReply>(&bytes);
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ((*parsed)->SerializeAsString(), wanted);
@@ -66,7 +66,7 @@ TEST(SerializeReplyTest, ResultsInSharedMemoryAndRefusalsStayAsTheyAre) {
 TEST(SerializeReplyTest, LongResultsAreNotCopied) {
   v1::AttendReply reply = ReplyOf(1'000'000, 0);
   const char* const results = reply.output().inline_().data();
-  const grpc::ByteBuffer bytes = SerializeReply(std::move(reply));
+  const grpc::ByteBuffer bytes = SerializeMessage(std::move(reply));
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(bytes.Dump(&slices).ok());
   EXPECT_EQ(reinterpret_cast<const char*>(slices.back().begin()), results);

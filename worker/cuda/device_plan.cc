@@ -144,9 +144,10 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   kernels.fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype);
   // (A result that is independent of the batch must not depend on who shares its pages.)
   cuda::SharedPlan& plan = host->shared;
-  const cuda::SharingCosts costs = cuda::SharingCostsFor(options.device, shape, kernels);
+  cuda::SharingCosts costs;
   const bool may_share = !pass.shared.empty() && !kernels.batch_invariant;
   if (may_share) {
+    costs = cuda::SharingCostsFor(options.device, shape, kernels);
     cuda::PlanShared(costs, pass.entries, table_begins_, keys, pass.shared, &plan);
   }
   const bool shares = may_share && !plan.empty();

@@ -53,8 +53,8 @@ struct SharedLaunch {
   int32_t first_row = 0;
   Section parts;      // RowParts [rows of the pass]
   Section part_rows;  // int32
-  // The launch over the rest runs beside it, and what it uses of the workspace lies behind that
-  // one's: from this partial of one row on, and from this arrival counter.
+  // The launch over the rest runs beside it. Then what this launch uses of the workspace lies
+  // behind what that one uses: from this partial of one row on, and from this arrival counter.
   bool side_by_side = false;
   int64_t first_partial_row = 0;
   int32_t first_arrival = 0;

@@ -182,8 +182,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   strips.next.Start(*reinterpret_cast<const int4*>(&first));
   strips.Prefetch();
   queries.Prefetch(args, first);
-  const bool behind_all = args.beside == Beside::kLastLaunch;  // but the last
-  if (!behind_all && (args.late_strips == 0 || first.packed_count == 0)) WaitForLaunchesAhead();
+  // (Beside the last launch all others ahead have ended.)
+  const bool waits = args.beside != Beside::kLastLaunch;
+  if (waits && (args.late_strips == 0 || first.packed_count == 0)) WaitForLaunchesAhead();
   if (args.beside == Beside::kNextLaunch) LetNextLaunchBegin();
   if (first.packed_count == 0) return EndBeside(args);
   AskForFirst<Traits>(strips);
