@@ -153,46 +153,31 @@ void DevicePlan::MakeFewRows(const CacheSpec& spec, const RowPass& pass,
   const bool shares = may_share && !plan.empty();
   if (shares) keys = plan.rest;
   shape.total_keys = TotalKeys(pass, keys);
-  cuda::DeviceProperties device = options.device;  // for the rest
-  launch->few.choice = cuda::ChooseKernel(device, shape, kernels);
-  if (shares) device = ChooseShared(options, kernels, costs, plan, launch);
-  Used used = MakeLaunch(device, plan_entries_, keys, &launch->few, &host->few);
+  cuda::SharedChoice choice;
+  if (shares) {
+    launch->shared.launch.shape = cuda::ShapeOfShared(shape, plan);
+    choice = cuda::ChooseShared(options.device, launch->shared.launch.shape, shape, kernels,
+                                cuda::DealMultiprocessors(options.device, costs, plan));
+  } else {
+    choice.rest = cuda::ChooseKernel(options.device, shape, kernels);
+    choice.rest_device = options.device;
+  }
+  launch->few.choice = choice.rest;
+  Used used = MakeLaunch(choice.rest_device, plan_entries_, keys, &launch->few, &host->few);
   launch->few.tables =
       Place(host->tables.data(), host->tables.size(), RoomFor(host->tables.size()));
-  if (shares) used = MakeShared(used, &launch->shared, host);
+  if (shares) used = MakeShared(choice, used, &launch->shared, host);
   partial_columns_ = std::max(partial_columns_, used.partial_columns);
   arrivals_ = std::max(arrivals_, used.arrivals);
 }
 
-cuda::DeviceProperties DevicePlan::ChooseShared(const DevicePlanOptions& options,
-                                                const cuda::KernelOptions& kernels,
-                                                const cuda::SharingCosts& costs,
-                                                const cuda::SharedPlan& plan, PassLaunch* launch) {
-  SharedLaunch& shared = launch->shared;
-  shared.device = options.device;
-  cuda::AttentionShape& shape = shared.launch.shape;
-  shape = launch->few.shape;
-  shape.max_rows = plan.most_rows;
-  shape.sequences = static_cast<int32_t>(plan.entries.size());
-  shape.total_keys = plan.total_keys;
-  shared.launch.choice = cuda::ChooseKernel(options.device, shape, kernels);
-  const cuda::SideBySide deal = cuda::DealMultiprocessors(options.device, costs, plan);
-  if (deal.one_after_the_other()) return options.device;
-  const cuda::DeviceProperties of_shared = cuda::PartOf(options.device, deal.shared);
-  const cuda::DeviceProperties of_rest = cuda::PartOf(options.device, deal.rest);
-  const cuda::KernelChoice beside = cuda::ChooseKernel(of_shared, shape, kernels);
-  const cuda::KernelChoice rest = cuda::ChooseKernel(of_rest, launch->few.shape, kernels);
-  if (!cuda::GainSideBySide(beside, rest)) return options.device;
-  shared.side_by_side = true;
-  shared.device = of_shared;
-  shared.launch.choice = beside;
-  launch->few.choice = rest;
-  return of_rest;
-}
-
-DevicePlan::Used DevicePlan::MakeShared(Used of_rest, SharedLaunch* shared, Host* host) {
+DevicePlan::Used DevicePlan::MakeShared(const cuda::SharedChoice& choice, Used of_rest,
+                                        SharedLaunch* shared, Host* host) {
   const cuda::SharedPlan& plan = host->shared;
-  Used used = MakeLaunch(shared->device, plan.entries, plan.keys, &shared->launch, &host->gathered);
+  shared->launch.choice = choice.shared;
+  shared->side_by_side = choice.side_by_side;
+  const Used used =
+      MakeLaunch(choice.shared_device, plan.entries, plan.keys, &shared->launch, &host->gathered);
   shared->rows = PaddedCount(static_cast<int32_t>(plan.rows.size()));
   if (plan.InOrder()) {
     shared->first_row = plan.rows.front();

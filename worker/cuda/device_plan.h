@@ -58,7 +58,6 @@ struct SharedLaunch {
   bool side_by_side = false;
   int64_t first_partial_row = 0;
   int32_t first_arrival = 0;
-  cuda::DeviceProperties device;  // that it is planned for: the rank's, or its part of it
 };
 
 // One launch of the prefill kernels: over the context of a pass, or over the new tokens of the
@@ -193,14 +192,8 @@ class DevicePlan {
     int64_t partial_columns = 0;
     int32_t arrivals = 0;
   };
-  // Chooses the kernels where sequences share pages, side by side if that is possible. Returns the
-  // device, or the part of it, that launch->few is planned for.
-  cuda::DeviceProperties ChooseShared(const DevicePlanOptions& options,
-                                      const cuda::KernelOptions& kernels,
-                                      const cuda::SharingCosts& costs, const cuda::SharedPlan& plan,
-                                      PassLaunch* launch);
   // Plans the launch over what is shared, host->shared. Returns what both launches use.
-  Used MakeShared(Used of_rest, SharedLaunch* shared, Host* host);
+  Used MakeShared(const cuda::SharedChoice& choice, Used of_rest, SharedLaunch* shared, Host* host);
   // Plans launch->shape for launch->choice, on a device or a part of it.
   Used MakeLaunch(const cuda::DeviceProperties& device, std::span<const cuda::PlanEntry> entries,
                   std::span<const KeyRange> keys, AttentionLaunch* launch, cuda::Plan* made);

@@ -9,8 +9,9 @@
 //                  [--alone] [--apart] [--in-turn] [--shared-multiprocessors N] [--cluster N]
 // --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call
 // from beginning before the one ahead of it has ended. --apart reads what sequences share once for
-// each of them; --in-turn reads it in a launch of its own that nothing else runs beside, and
-// --shared-multiprocessors gives so many to that launch.
+// each of them. --in-turn reads it in a launch of its own that nothing runs beside.
+// --shared-multiprocessors gives so many to that launch, where the other one gains by running
+// beside it.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -283,12 +284,10 @@ class SharedCall {
     if (options.batch_invariant) return;
     std::vector<int32_t> page_tables;
     for (const PlanEntry& entry : rows.entries) page_tables.push_back(entry.page_table);
-    shape_ = ShapeOf(c);
-    costs_ = SharingCostsFor(device, shape_, options);
+    const AttentionShape call = ShapeOf(c);
+    costs_ = SharingCostsFor(device, call, options);
     PlanShared(costs_, rows.Entries(), page_tables, rows.keys, rows.shared, &plan_);
-    shape_.max_rows = plan_.most_rows;
-    shape_.sequences = static_cast<int32_t>(plan_.entries.size());
-    shape_.total_keys = plan_.total_keys;
+    shape_ = ShapeOfShared(call, plan_);
   }
 
   bool empty() const { return plan_.empty(); }
@@ -297,11 +296,11 @@ class SharedCall {
   const SharingCosts& costs() const { return costs_; }
   const GatheredLaunch& launch() const { return launch_; }
 
-  // Plans its launch on `device`, which may be a part of one. Returns what both launches use, given
-  // what the other one does.
-  Used Plan(const Case& c, const DeviceProperties& device, const KernelChoice& choice,
-            bool side_by_side, const Used& rest) {
-    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape_, device);
+  // Plans its launch. Returns what both launches use, given what the other one does.
+  Used Plan(const Case& c, const SharedChoice& both, const Used& rest) {
+    const KernelChoice& choice = both.shared;
+    const bool side_by_side = both.side_by_side;
+    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape_, both.shared_device);
     PlanAttention(plan_shape, plan_.entries, plan_.keys, &gathered_);
     items_ = GpuArray<WorkItem>(gathered_.items);
     keys_ = GpuArray<RowKeys>(gathered_.keys);
@@ -392,19 +391,17 @@ class Bench {
         shape.total_keys += Length(own_keys[entry.row_begin + entry.row_count - 1]);
       }
     }
-    DeviceProperties of_rest = device_;
-    DeviceProperties of_shared = device_;
-    const bool side_by_side = DealDevice(shared, shape, &of_shared, &of_rest);
-    KernelChoice choice = ChooseKernel(of_rest, shape, options_);
+    SharedChoice both{.rest = ChooseKernel(device_, shape, options_), .rest_device = device_};
+    if (!shared.empty()) {
+      both = ChooseShared(device_, shared.shape(), shape, options_, DealFor(shared));
+    }
+    KernelChoice& choice = both.rest;
     if (bench_.cluster_size > 0) choice.cluster_size = bench_.cluster_size;
-    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, of_rest);
+    const DecodePlanShape plan_shape = DecodePlanShapeFor(choice, shape, both.rest_device);
     Plan plan;
     PlanAttention(plan_shape, rows.entries, own_keys, &plan);
     Used used = UsedBy(plan, choice);
-    if (!shared.empty()) {
-      used = shared.Plan(c, of_shared, ChooseKernel(of_shared, shared.shape(), options_),
-                         side_by_side, used);
-    }
+    if (!shared.empty()) used = shared.Plan(c, both, used);
 
     Result result;
     result.bytes = rows.bytes;
@@ -440,9 +437,9 @@ class Bench {
     result.kernel = ToString(choice);
     if (!shared.empty()) {
       result.kernel = "shared: " + ToString(shared.launch().choice) + "; rest: " + result.kernel;
-      if (side_by_side) {
-        result.kernel += "; side by side, " + std::to_string(of_shared.multiprocessors) + " and " +
-                         std::to_string(of_rest.multiprocessors);
+      if (both.side_by_side) {
+        result.kernel += "; side by side, " + std::to_string(both.shared_device.multiprocessors) +
+                         " and " + std::to_string(both.rest_device.multiprocessors);
       }
     }
     launch(copies - 1);
@@ -460,28 +457,11 @@ class Bench {
   }
 
  private:
-  // Whether both launches run side by side, and then on which parts of the device.
-  bool DealDevice(const SharedCall& shared, const AttentionShape& rest_shape,
-                  DeviceProperties* of_shared, DeviceProperties* of_rest) const {
-    if (shared.empty() || bench_.in_turn) return false;
-    SideBySide deal = DealMultiprocessors(device_, shared.costs(), shared.plan());
-    const bool chosen = bench_.shared_multiprocessors > 0;
-    if (chosen) {
-      deal = {bench_.shared_multiprocessors,
-              device_.multiprocessors - bench_.shared_multiprocessors};
-    }
-    if (deal.one_after_the_other()) return false;
-    const DeviceProperties shared_part = PartOf(device_, deal.shared);
-    const DeviceProperties rest_part = PartOf(device_, deal.rest);
-    const KernelChoice of_shared_part = ChooseKernel(shared_part, shared.shape(), options_);
-    const KernelChoice of_rest_part = ChooseKernel(rest_part, rest_shape, options_);
-    if (chosen ? !MayRunSideBySide(of_shared_part, of_rest_part)
-               : !GainSideBySide(of_shared_part, of_rest_part)) {
-      return false;
-    }
-    *of_shared = shared_part;
-    *of_rest = rest_part;
-    return true;
+  SideBySide DealFor(const SharedCall& shared) const {
+    if (bench_.in_turn) return {};
+    const int32_t chosen = bench_.shared_multiprocessors;
+    if (chosen > 0) return {.shared = chosen, .rest = device_.multiprocessors - chosen};
+    return DealMultiprocessors(device_, shared.costs(), shared.plan());
   }
 
   // (Blocks and their scales lie elsewhere for each number of dimensions.)

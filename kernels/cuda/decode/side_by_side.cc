@@ -42,4 +42,29 @@ bool GainSideBySide(const KernelChoice& shared, const KernelChoice& rest) {
   return MayRunSideBySide(shared, rest) && shared.tile_rows > 16 && rest.tile_rows <= 8;
 }
 
+AttentionShape ShapeOfShared(const AttentionShape& call, const SharedPlan& plan) {
+  AttentionShape shape = call;
+  shape.max_rows = plan.most_rows;
+  shape.sequences = static_cast<int32_t>(plan.entries.size());
+  shape.total_keys = plan.total_keys;
+  return shape;
+}
+
+SharedChoice ChooseShared(const DeviceProperties& device, const AttentionShape& shared,
+                          const AttentionShape& rest, const KernelOptions& options,
+                          const SideBySide& deal) {
+  const auto choose = [&](const DeviceProperties& of_shared, const DeviceProperties& of_rest) {
+    return SharedChoice{.shared = ChooseKernel(of_shared, shared, options),
+                        .rest = ChooseKernel(of_rest, rest, options),
+                        .shared_device = of_shared,
+                        .rest_device = of_rest};
+  };
+  if (!deal.one_after_the_other()) {
+    SharedChoice beside = choose(PartOf(device, deal.shared), PartOf(device, deal.rest));
+    beside.side_by_side = GainSideBySide(beside.shared, beside.rest);
+    if (beside.side_by_side) return beside;
+  }
+  return choose(device, device);
+}
+
 }  // namespace tributary::cuda

@@ -36,4 +36,23 @@ bool MayRunSideBySide(const KernelChoice& shared, const KernelChoice& rest);
 // Two that read only take memory from each other.
 bool GainSideBySide(const KernelChoice& shared, const KernelChoice& rest);
 
+// The shape of the launch over what is shared, in a call of this shape.
+AttentionShape ShapeOfShared(const AttentionShape& call, const SharedPlan& plan);
+
+// How the two launches run: their kernels, and what each is planned for, which is the device or its
+// part of it.
+struct SharedChoice {
+  KernelChoice shared;
+  KernelChoice rest;
+  DeviceProperties shared_device;
+  DeviceProperties rest_device;
+  bool side_by_side = false;
+};
+
+// Side by side as dealt, where they gain by that. `shared` and `rest` are the shapes of the
+// launches.
+SharedChoice ChooseShared(const DeviceProperties& device, const AttentionShape& shared,
+                          const AttentionShape& rest, const KernelOptions& options,
+                          const SideBySide& deal);
+
 }  // namespace tributary::cuda

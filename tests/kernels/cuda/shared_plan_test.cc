@@ -209,6 +209,37 @@ TEST(SideBySideTest, OnlyKernelsThatWaitAtTheirEnd) {
   EXPECT_FALSE(MayRunSideBySide(shared, rest)) << "the launch behind would wait for it";
 }
 
+TEST(SideBySideTest, KernelsAreChosenForTheirPartWhereTheyGain) {
+  const DeviceProperties h200{90, 132, {66, 30, 15}};
+  AttentionShape call{.geometry = SquareGeometry(8, 128, DType::kFp8E4M3),
+                      .q_heads = 32,
+                      .page_size = 16,
+                      .max_rows = 1,
+                      .sequences = 64,
+                      .total_keys = 64 * 512};
+  SharedPlan plan;
+  plan.entries.resize(1);
+  plan.most_rows = 64;
+  plan.total_keys = 8192;
+  const AttentionShape shared = ShapeOfShared(call, plan);
+  EXPECT_EQ(shared.max_rows, 64);
+  EXPECT_EQ(shared.sequences, 1);
+  EXPECT_EQ(shared.total_keys, 8192);
+  const SharedChoice beside = ChooseShared(h200, shared, call, {}, {.shared = 64, .rest = 68});
+  EXPECT_TRUE(beside.side_by_side);
+  EXPECT_EQ(beside.shared.kind, KernelKind::kWgmmaFp8);
+  EXPECT_EQ(beside.rest.kind, KernelKind::kMma);
+  EXPECT_EQ(beside.shared_device.multiprocessors, 64);
+  EXPECT_EQ(beside.rest_device.multiprocessors, 68);
+  const SharedChoice in_turn = ChooseShared(h200, shared, call, {}, {});
+  EXPECT_FALSE(in_turn.side_by_side);
+  EXPECT_EQ(in_turn.shared_device.multiprocessors, 132);
+  call.max_rows = 8;  // 32 packed rows: the rest multiplies, too
+  const SharedChoice wide = ChooseShared(h200, shared, call, {}, {.shared = 64, .rest = 68});
+  EXPECT_FALSE(wide.side_by_side);
+  EXPECT_EQ(wide.rest_device.multiprocessors, 132);
+}
+
 TEST(SharingRuleTest, DependsOnTheDevicesKernels) {
   AttentionShape shape{
       .geometry = SquareGeometry(8, 128, DType::kFp8E4M3), .q_heads = 32, .page_size = 16};
