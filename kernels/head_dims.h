@@ -18,15 +18,16 @@ struct HeadDims {
   int32_t value_dim = 0;
   // One column per family of kernels: whether the family is instantiated for these dimensions.
   bool cpu = false;
-  bool append = false;           // kernels/cuda/append: write, compare
-  bool decode_sm80 = false;      // kernels/cuda/decode/sm80
-  bool decode_sm90 = false;      // kernels/cuda/decode/sm90, any type of cache
-  bool decode_sm90_fp8 = false;  // kernels/cuda/decode/sm90, wide tiles over FP8 and NVFP4
-  bool decode_sm100 = false;     // kernels/cuda/decode/sm100, any type of cache
-  bool draft_block = false;      // kernels/cuda/decode/block_attention.cu
-  bool prefill_sm80 = false;     // kernels/cuda/prefill/sm80
-  bool prefill_sm90 = false;     // kernels/cuda/prefill/sm90
-  bool prefill_sm100 = false;    // kernels/cuda/prefill/sm100
+  bool append = false;             // kernels/cuda/append: write, compare
+  bool decode_sm80 = false;        // kernels/cuda/decode/sm80
+  bool decode_sm90 = false;        // kernels/cuda/decode/sm90, any type of cache
+  bool decode_sm90_fp8 = false;    // kernels/cuda/decode/sm90, wide tiles over FP8
+  bool decode_sm90_nvfp4 = false;  // the same over NVFP4
+  bool decode_sm100 = false;       // kernels/cuda/decode/sm100, any type of cache
+  bool draft_block = false;        // kernels/cuda/decode/block_attention.cu
+  bool prefill_sm80 = false;       // kernels/cuda/prefill/sm80
+  bool prefill_sm90 = false;       // kernels/cuda/prefill/sm90
+  bool prefill_sm100 = false;      // kernels/cuda/prefill/sm100
 
   // Whether a cache of these dimensions can be served by a GPU at all: the portable kernels are
   // there. The special ones of an architecture are faster, not more able.
@@ -35,14 +36,14 @@ struct HeadDims {
 
 // clang-format off
 inline constexpr std::array kHeadDims = {
-    //          key_dim          value_dim         cpu          append          decode_sm80          decode_sm90          decode_sm90_fp8          decode_sm100          draft_block          prefill_sm80          prefill_sm90          prefill_sm100
-    HeadDims{.key_dim =  64, .value_dim =  64, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
-    HeadDims{.key_dim =  80, .value_dim =  80, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
-    HeadDims{.key_dim =  96, .value_dim =  96, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
-    HeadDims{.key_dim = 128, .value_dim = 128, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = true,  .decode_sm100 = true,  .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true, .prefill_sm100 = true},
-    HeadDims{.key_dim = 192, .value_dim = 128, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
-    HeadDims{.key_dim = 192, .value_dim = 192, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
-    HeadDims{.key_dim = 256, .value_dim = 256, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    //          key_dim          value_dim         cpu          append          decode_sm80          decode_sm90          decode_sm90_fp8          decode_sm90_nvfp4          decode_sm100          draft_block          prefill_sm80          prefill_sm90          prefill_sm100
+    HeadDims{.key_dim =  64, .value_dim =  64, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = true,  .decode_sm90_nvfp4 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim =  80, .value_dim =  80, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm90_nvfp4 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim =  96, .value_dim =  96, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm90_nvfp4 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim = 128, .value_dim = 128, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = true,  .decode_sm90_nvfp4 = true,  .decode_sm100 = true,  .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true, .prefill_sm100 = true},
+    HeadDims{.key_dim = 192, .value_dim = 128, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm90_nvfp4 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim = 192, .value_dim = 192, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm90_nvfp4 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
+    HeadDims{.key_dim = 256, .value_dim = 256, .cpu = true,  .append = true,  .decode_sm80 = true,  .decode_sm90 = true,  .decode_sm90_fp8 = false, .decode_sm90_nvfp4 = false, .decode_sm100 = false, .draft_block = true,  .prefill_sm80 = true,  .prefill_sm90 = true},
 };
 // clang-format on
 

@@ -192,7 +192,9 @@ void AttendStream::Reply(const CallRecord& call, absl::StatusOr<v1::AttendReply>
 
 void AttendStream::WriteOn() {
   writing_since_ = std::chrono::steady_clock::now();
-  StartWrite(replies_.front().reply.get());
+  // Nothing else is written until OnWriteDone, and the stream does not end before it.
+  const grpc::ByteBuffer* const reply = replies_.front().reply.get();
+  limits_.long_answers->Send(reply->Length(), [this, reply] { StartWrite(reply); });
 }
 
 void AttendStream::OnWriteDone(bool ok) {

@@ -14,6 +14,7 @@
 #include "base/sync/mutex.h"
 #include "service/api/byte_budget.h"
 #include "service/api/call_quota.h"
+#include "service/api/long_answers.h"
 #include "service/api/open_calls.h"
 #include "service/api/stream_watch.h"
 #include "service/coordinator/coordinator.h"
@@ -29,6 +30,7 @@ struct StreamLimits {
   std::shared_ptr<ByteBudget> bytes;
   CallQuota::Admission place;  // among its caller's streams; kept as long as the stream
   OpenCalls::Mark open;        // likewise
+  LongAnswers* long_answers;   // outlives the stream
 };
 
 // Thread safe. It keeps itself alive until gRPC and the last call are done with it.

@@ -66,8 +66,9 @@ uint64_t RequestIdOf(const Request& request) {
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   UnaryCall(const grpc::CallbackServerContext& context, Observer& observer, Method method,
-            size_t request_bytes, OpenCalls::Mark open)
+            size_t request_bytes, OpenCalls::Mark open, LongAnswers& long_answers)
       : observer_(observer),
+        long_answers_(long_answers),
         open_(std::move(open)),
         record_(observer.OnCallBegun(method, TraceparentOf(context, observer), request_bytes)) {
     call_.deadline = DeadlineOf(context);
@@ -122,7 +123,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   }
   void End(const absl::Status& status, size_t reply_bytes = 0) {
     observer_.OnCallEnded(record_, status, reply_bytes);
-    Finish(ToGrpcStatus(status));
+    long_answers_.Send(reply_bytes, [this, status] { Finish(ToGrpcStatus(status)); });
   }
 
  private:
@@ -130,6 +131,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   void OnDone() override { delete this; }
 
   Observer& observer_;
+  LongAnswers& long_answers_;
   const OpenCalls::Mark open_;
   CallRecord record_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
@@ -192,7 +194,8 @@ AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context, M
                                                              grpc::ByteBuffer* reply,
                                                              const Begin& begin) {
   const size_t bytes = request->Length();
-  auto* call = new UnaryCall(*context, coordinator_->observer(), method, bytes, open_->Enter());
+  auto* call = new UnaryCall(*context, coordinator_->observer(), method, bytes, open_->Enter(),
+                             long_answers_);
   absl::Status refused =
       call->Admit(*context, callers, *access_, limits_, coordinator_->leases(), bytes);
   if (refused.ok()) {
@@ -250,7 +253,8 @@ AttentionServiceFront::Stream* AttentionServiceFront::OpenStream(Context* contex
                                     .calls = limits_.calls,
                                     .bytes = limits_.bytes,
                                     .place = *std::move(place),
-                                    .open = open_->Enter()},
+                                    .open = open_->Enter(),
+                                    .long_answers = &long_answers_},
                                    TraceparentOf(*context, coordinator_->observer()));
   Watch(*context, stream);
   MutexLock lock(mutex_);

@@ -12,6 +12,7 @@
 #include "service/api/attend_stream.h"
 #include "service/api/byte_budget.h"
 #include "service/api/call_quota.h"
+#include "service/api/long_answers.h"
 #include "service/api/open_calls.h"
 #include "service/api/stream_watch.h"
 #include "service/coordinator/coordinator.h"
@@ -73,6 +74,7 @@ class AttentionServiceFront final : public v1::AttentionService::CallbackService
   const std::shared_ptr<AccessControl> access_;
 
   const std::shared_ptr<OpenCalls> open_ = OpenCalls::Create();
+  LongAnswers long_answers_;
   StreamWatch watch_;
   mutable Mutex mutex_;
   bool draining_ TRIBUTARY_GUARDED_BY(mutex_) = false;

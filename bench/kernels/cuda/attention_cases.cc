@@ -1,6 +1,7 @@
 #include "bench/kernels/cuda/attention_cases.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <random>
 #include <utility>
@@ -49,6 +50,17 @@ Case LogNormal(int32_t batch, DType kv) {
   std::lognormal_distribution<double> lengths(8.0, 1.0);
   for (int64_t& length : c.lengths) length = 1 + static_cast<int64_t>(lengths(random));
   c.name = std::string(Name(kv)) + " " + std::to_string(batch) + " x log-normal (median 3K)";
+  return c;
+}
+
+// Lengths in tokens, `least` to `most` of them, whose logarithms are uniform.
+Case LogUniform(int32_t batch, int64_t least, int64_t most, uint32_t seed) {
+  Case c = Uniform(batch, 0, DType::kFp8E4M3);
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<double> of_range(std::log2(least), std::log2(most));
+  for (int64_t& length : c.lengths) length = std::lround(std::exp2(of_range(random)));
+  c.name = std::string(Name(c.kv.dtype)) + " " + std::to_string(batch) + " x log-uniform (" +
+           Tokens(least) + " to " + Tokens(most) + ")";
   return c;
 }
 
@@ -168,6 +180,40 @@ std::vector<Case> SpreadCases() {
   return cases;
 }
 
+// Wide rows over uneven contexts, and over heads of 64.
+std::vector<Case> WideCases() {
+  std::vector<Case> cases;
+  for (const int32_t head_dim : {64, 128}) {  // the first are a block of gpt-oss
+    Case block = LogUniform(6, 1024, 102400, /*seed=*/43);
+    block.q_heads = 64;
+    block.kv.kv_heads = 8;
+    block.kv.key_dim = block.kv.value_dim = head_dim;
+    block.rows = 16;
+    block.causal = false;
+    block.name += ", block 16, 64/8, d " + std::to_string(head_dim);
+    cases.push_back(block);
+  }
+  for (const auto& [rows, causal] : {std::pair{5, true}, {8, false}}) {
+    Case uneven = LogUniform(24, 1024, 40960, /*seed=*/6);
+    uneven.rows = rows;
+    uneven.causal = causal;
+    uneven.name += (causal ? ", verify " : ", block ") + std::to_string(rows);
+    cases.push_back(uneven);
+  }
+  // So many rows that multiplying takes longer than reading.
+  for (const int32_t head_dim : {64, 128}) {
+    Case block = Uniform(1, 65536, DType::kFp8E4M3);
+    block.q_heads = 64;
+    block.kv.kv_heads = 8;
+    block.kv.key_dim = block.kv.value_dim = head_dim;
+    block.rows = 64;
+    block.causal = false;
+    block.name += ", block 64, 64/8, d " + std::to_string(head_dim);
+    cases.push_back(block);
+  }
+  return cases;
+}
+
 // Batches of one length whose jobs do not divide the multiprocessors.
 std::vector<Case> BatchCases() {
   std::vector<Case> cases;
@@ -261,6 +307,7 @@ std::vector<Case> CasesOf(const std::string& set) {
   add("shapes", ShapeCases());
   add("dims", DimsCases());
   add("spread", SpreadCases());
+  add("wide", WideCases());
   add("batches", BatchCases());
   add("drafts", DraftCases());
   add("cascade", CascadeCases());

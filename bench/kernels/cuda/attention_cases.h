@@ -29,8 +29,8 @@ struct Case {
   std::vector<SharedLevel> shared;  // larger groups first
 };
 
-// The cases of a set: field, shapes, dims, spread, batches, drafts, cascade, grid, or all of them.
-// Empty for another name.
+// The cases of a set: field, shapes, dims, spread, wide, batches, drafts, cascade, grid, or all of
+// them. Empty for another name.
 std::vector<Case> CasesOf(const std::string& set);
 
 }  // namespace tributary::cuda

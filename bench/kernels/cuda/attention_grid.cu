@@ -4,7 +4,7 @@
 // the L2. The calls are captured in one CUDA graph; a figure is the median over replays of the
 // graph's time divided by its calls. Each case is checked, on sampled rows and heads, against a
 // float64 kernel that shares nothing with those under test but the layout. Usage:
-//   attention_grid [--set field|nvfp4|shapes|dims|spread|batches|drafts|cascade|grid|all]
+//   attention_grid [--set field|nvfp4|shapes|dims|spread|wide|batches|drafts|cascade|grid|all]
 //                  [--only TEXT] [--json FILE] [--portable] [--invariant] [--fp8-queries]
 //                  [--alone] [--apart] [--in-turn] [--shared-multiprocessors N] [--cluster N]
 // --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call

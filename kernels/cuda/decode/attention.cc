@@ -51,8 +51,8 @@ cudaError_t RunWgmma(const KernelChoice& choice, const AttentionArgs& args, cons
 
 template <DType kKv, int kKeyDim, int kValueDim>
 cudaError_t RunWgmmaFp8(const AttentionArgs& args, const Grid& grid, cudaStream_t stream) {
-  if constexpr (!IsUnscaled(kKv) && HasKernel<&HeadDims::decode_sm90_fp8>(kKeyDim, kValueDim)) {
-    return RunWgmmaFp8Attention<kKv>(args, grid, stream);
+  if constexpr (HasWgmmaFp8(kKv, kKeyDim, kValueDim)) {
+    return RunWgmmaFp8Attention<kKv, kKeyDim>(args, grid, stream);
   }
   return cudaErrorNotSupported;
 }

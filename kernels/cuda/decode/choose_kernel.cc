@@ -6,6 +6,7 @@
 #include "kernels/cuda/decode/dispatch_mma.h"
 #include "kernels/cuda/decode/sm80/mma_config.h"
 #include "kernels/cuda/decode/sm90/wgmma_attention.h"
+#include "kernels/cuda/decode/sm90/wgmma_fp8_attention.h"
 #include "kernels/cuda/dispatch.h"
 #include "kernels/cuda/launch/grid.h"
 #include "kernels/cuda/layout/page_layout.h"
@@ -144,9 +145,9 @@ void ChooseWgmma(const AttentionShape& shape, int32_t packed_rows, KernelChoice*
   const KvGeometry& g = shape.geometry;
   choice->tile_rows = packed_rows <= 32 ? 32 : WidestWgmmaTile(g.value_dim);
   choice->share_strips = kWgmmaShareStrips;
-  const bool fp8 =
-      choice->tile_rows == 64 && !IsUnscaled(g.dtype) && HasKernel<&HeadDims::decode_sm90_fp8>(g);
-  choice->kind = fp8 ? KernelKind::kWgmmaFp8 : KernelKind::kWgmma;
+  choice->kind = choice->tile_rows == 64 && HasWgmmaFp8(g.dtype, g.key_dim, g.value_dim)
+                     ? KernelKind::kWgmmaFp8
+                     : KernelKind::kWgmma;
 }
 
 const char* Name(KernelKind kind) {

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <string>
 
+#include "kernels/cuda/decode/sm90/wgmma_fp8_attention.h"
 #include "kernels/fp8_queries.h"
 #include "kernels/lse.h"
 #include "kernels/reference.h"
@@ -621,6 +622,21 @@ INSTANTIATE_TEST_SUITE_P(
              (std::get<2>(param.param) ? "_portable" : "");
     });
 
+// A type of cache and head dims that kWgmmaFp8 is built for.
+struct OfWgmmaFp8 {
+  DType kv;
+  HeadDims dims;
+};
+std::vector<OfWgmmaFp8> AllOfWgmmaFp8() {
+  std::vector<OfWgmmaFp8> all;
+  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kNvfp4}) {
+    for (const HeadDims& dims : kHeadDims) {
+      if (HasWgmmaFp8(kv, dims.key_dim, dims.value_dim)) all.push_back({kv, dims});
+    }
+  }
+  return all;
+}
+
 TEST(AttentionTest, QueriesOfAnySizeNeitherOverflowNorVanish) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (float magnitude : {1e-20f, 1e-6f, 1e6f, 1e20f}) {
@@ -680,12 +696,15 @@ TEST(AttentionTest, LogitsThatGrowAlongTheRow) {
 // the first ones that they hardly count, each of either sign, as queries have it.
 TEST(AttentionTest, LogitsThatStayLarge) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kBf16, DType::kNvfp4}) {
+  std::vector<OfWgmmaFp8> caches = AllOfWgmmaFp8();
+  caches.push_back({DType::kBf16, {.key_dim = 128, .value_dim = 128}});
+  for (const auto& [kv, dims] : caches) {
     for (const float value : {4.0f, -8.0f, 12.0f, -16.0f, 24.0f}) {
       for (const bool fp8_queries : {false, true}) {
         if (fp8_queries && !IsFp8(kv)) continue;
         Case c;
         c.kv = kv;
+        c.dims = dims;
         c.gqa_ratio = 4;
         c.fp8_queries = fp8_queries;
         c.sequences = {{1000, 16, -1, false}};
@@ -705,19 +724,15 @@ TEST(AttentionTest, LogitsThatStayLarge) {
 TEST(AttentionTest, JobsOfManySplits) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const int32_t kv_heads : {8, 5, 2, 1}) {
-    Case c;
-    c.gqa_ratio = 4;
-    c.kv_heads = kv_heads;
-    c.cluster_size = 1;
-    c.blocks = 132;
-    c.sequences = {{20000, 16, -1, false}};
-    ExpectMatchesReference(c);
-    c.kv = DType::kNvfp4;
-    ExpectMatchesReference(c);
-    c.sequences = {{20000, 13, -1, false}};  // 52 packed rows of a tile of 64
-    ExpectMatchesReference(c);
-    c.kv = DType::kFp8E4M3;
-    ExpectMatchesReference(c);
+    for (const auto& [kv, dims] : AllOfWgmmaFp8()) {
+      if (kv == DType::kFp8E5M2) continue;
+      for (const int32_t rows : {16, 13}) {  // 13: 52 packed rows of a tile of 64
+        Case c{.kv = kv, .dims = dims, .gqa_ratio = 4, .kv_heads = kv_heads, .cluster_size = 1};
+        c.blocks = 132;
+        c.sequences = {{20000, rows, -1, false}};
+        ExpectMatchesReference(c);
+      }
+    }
   }
 }
 
@@ -733,6 +748,9 @@ TEST(AttentionTest, LongRowsAreAsAccurateAsShortOnes) {
       c.gqa_ratio = 4;
       c.kv_heads = 1;
       c.sequences = {{length, rows}};
+      ExpectMatchesReference(c);
+      if (!IsFp8(kv)) continue;
+      c.dims = {.key_dim = 64, .value_dim = 64};
       ExpectMatchesReference(c);
     }
   }
@@ -769,12 +787,14 @@ TEST(AttentionTest, SixteenPackedRowsOfFp8InLongCalls) {
 
 TEST(AttentionTest, RepeatedLaunchesGiveTheSameBits) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const auto& [kv, rows] : {std::pair{DType::kFp8E4M3, 1},
-                                 {DType::kFp8E4M3, 16},
-                                 {DType::kNvfp4, 1},
-                                 {DType::kNvfp4, 16}}) {
+  std::vector<std::pair<OfWgmmaFp8, int32_t>> calls;
+  for (const OfWgmmaFp8& cache : AllOfWgmmaFp8()) {
+    for (const int32_t rows : {1, 16}) calls.emplace_back(cache, rows);
+  }
+  for (const auto& [cache, rows] : calls) {
     Case c;
-    c.kv = kv;
+    c.kv = cache.kv;
+    c.dims = cache.dims;
     c.sequences = {{9000, rows}, {17, rows}, {3000, rows}};
     Call call(c);
     std::vector<float> o, lse, o_again, lse_again;
@@ -790,9 +810,10 @@ TEST(AttentionTest, ClustersOfEverySizeSplitAndMerge) {
   for (int32_t cluster_size : {1, 2, 4, 8}) {
     for (int32_t rows : {1, 2, 3, 16}) {
       for (int32_t blocks : {16, 132}) {
-        for (const DType kv : {DType::kFp8E4M3, DType::kNvfp4}) {
+        for (const auto& [kv, dims] : AllOfWgmmaFp8()) {
           Case c;
           c.kv = kv;
+          c.dims = dims;
           c.cluster_size = cluster_size;
           c.blocks = blocks;
           c.sequences = {{9000, rows}, {17, rows}, {0, rows}, {3000, rows, 700}};
@@ -939,11 +960,12 @@ TEST(AttentionTest, WaitsForWhatTheLaunchAheadAppends) {
 // with several items to a block of the grid, and with rows that see nothing of the context.
 TEST(AttentionTest, DraftsBringTheirBlocks) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kNvfp4}) {
+  for (const auto& [kv, dims] : AllOfWgmmaFp8()) {
     for (const int32_t cluster_size : {1, 2, 4, 8}) {
       for (const int32_t rows : {9, 16, 17, 33}) {
         for (const int32_t blocks : {8, 132}) {
-          Case c{.kv = kv, .gqa_ratio = 4, .scaled = true, .cluster_size = cluster_size};
+          Case c{
+              .kv = kv, .dims = dims, .gqa_ratio = 4, .scaled = true, .cluster_size = cluster_size};
           c.blocks = blocks;
           c.draft = true;
           c.draft_causal = rows == 17;
@@ -957,8 +979,8 @@ TEST(AttentionTest, DraftsBringTheirBlocks) {
       }
     }
   }
-  for (const DType kv : {DType::kFp8E4M3, DType::kNvfp4}) {
-    Case invariant{.kv = kv, .gqa_ratio = 4, .batch_invariant = true};
+  for (const auto& [kv, dims] : AllOfWgmmaFp8()) {
+    Case invariant{.kv = kv, .dims = dims, .gqa_ratio = 4, .batch_invariant = true};
     invariant.draft = true;
     invariant.sequences = {{5000, 16, -1, false}, {100, 16, 30, false}};
     ExpectMatchesReference(invariant);
@@ -969,13 +991,18 @@ TEST(AttentionTest, DraftsBringTheirBlocks) {
 // draft and by all rows of another.
 TEST(AttentionTest, DraftTokensThatAreNotFiniteStayWithTheRowsThatSeeThem) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const DType kv : {DType::kFp8E4M3, DType::kFp8E5M2, DType::kNvfp4}) {
+  for (const auto& [kv, dims] : AllOfWgmmaFp8()) {
     for (const int32_t rows : {9, 17, 33}) {
       for (const bool causal : {false, true}) {
         for (const bool fp8_queries : {false, true}) {
           if (fp8_queries && !IsFp8(kv)) continue;
           for (const int32_t blocks : {4, 132}) {
-            Case c{.kv = kv, .gqa_ratio = 4, .scaled = true, .blocks = blocks, .draft = true};
+            Case c{.kv = kv,
+                   .dims = dims,
+                   .gqa_ratio = 4,
+                   .scaled = true,
+                   .blocks = blocks,
+                   .draft = true};
             c.draft_causal = causal;
             c.fp8_queries = fp8_queries;
             c.sequences = {{300, rows, -1, false}, {0, rows, -1, false}, {900, rows, -1, false}};
@@ -998,16 +1025,18 @@ TEST(AttentionTest, DraftTokensThatAreNotFiniteStayWithTheRowsThatSeeThem) {
 TEST(AttentionTest, DraftsWhoseContextOutgrowsTheirBlocks) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (const float value : {2.0f, 8.0f, -32.0f}) {
-    for (const auto& [kv, fp8_queries] :
-         {std::pair{DType::kFp8E4M3, false}, {DType::kFp8E4M3, true}, {DType::kNvfp4, false}}) {
-      Case c{.kv = kv, .gqa_ratio = 4, .draft = true, .fp8_queries = fp8_queries};
-      c.sequences = {{300, 16, -1, false}, {40, 16, -1, false}};
-      Call call(c);
-      for (int32_t head = 0; head < c.kv_heads; ++head) {
-        for (const size_t sequence : {0, 1}) call.FillKey(sequence, 5, head, value);
+    for (const auto& [kv, dims] : AllOfWgmmaFp8()) {
+      for (const bool fp8_queries : {false, true}) {
+        if (fp8_queries && !IsFp8(kv)) continue;
+        Case c{.kv = kv, .dims = dims, .gqa_ratio = 4, .draft = true, .fp8_queries = fp8_queries};
+        c.sequences = {{300, 16, -1, false}, {40, 16, -1, false}};
+        Call call(c);
+        for (int32_t head = 0; head < c.kv_heads; ++head) {
+          for (const size_t sequence : {0, 1}) call.FillKey(sequence, 5, head, value);
+        }
+        SCOPED_TRACE(value);
+        ExpectMatchesReference(c, call);
       }
-      SCOPED_TRACE(value);
-      ExpectMatchesReference(c, call);
     }
   }
 }
@@ -1018,8 +1047,10 @@ TEST(AttentionTest, DraftsOfManyTokens) {
   for (const int32_t rows : {32, 33, 64}) {
     for (const bool causal : {false, true}) {
       for (const int32_t blocks : {4, 132}) {
-        for (const DType kv : {DType::kFp8E4M3, DType::kNvfp4}) {
+        for (const auto& [kv, dims] : AllOfWgmmaFp8()) {
+          if (kv == DType::kFp8E5M2) continue;
           Case c{.kv = kv,
+                 .dims = dims,
                  .gqa_ratio = 4,
                  .scaled = true,
                  .blocks = blocks,
@@ -1049,11 +1080,12 @@ TEST(AttentionTest, ManySequencesWithoutContext) {
         c.sequences.push_back({i % 7 == 3 ? 30 * i : 0, 16, -1, false});
       }
       ExpectMatchesReference(c);
-      c.fp8_queries = true;
-      ExpectMatchesReference(c);
-      c.fp8_queries = false;
-      c.kv = DType::kNvfp4;
-      ExpectMatchesReference(c);
+      for (const auto& [kv, dims] : AllOfWgmmaFp8()) {
+        c.kv = kv;
+        c.dims = dims;
+        c.fp8_queries = IsFp8(kv);
+        ExpectMatchesReference(c);
+      }
     }
   }
 }
@@ -1062,13 +1094,19 @@ TEST(AttentionTest, ManySequencesWithoutContext) {
 // for compute-sanitizer's racecheck to take seconds.
 TEST(AttentionTest, FewBlocksOfEveryKernel) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
-  for (const DType kv : {DType::kFp8E4M3, DType::kBf16, DType::kNvfp4}) {
+  std::vector<OfWgmmaFp8> caches = AllOfWgmmaFp8();
+  caches.push_back({DType::kBf16, {.key_dim = 128, .value_dim = 128}});
+  for (const auto& [kv, dims] : caches) {
     for (const int32_t rows : {1, 8, 16}) {
       for (const bool draft : {false, true}) {
         if (draft && (IsUnscaled(kv) || rows != 16)) continue;
         for (const int32_t cluster_size : {1, 2}) {
           for (const int32_t blocks : {1, 3}) {
-            Case c{.kv = kv, .gqa_ratio = 4, .kv_heads = 1, .cluster_size = cluster_size};
+            Case c{.kv = kv,
+                   .dims = dims,
+                   .gqa_ratio = 4,
+                   .kv_heads = 1,
+                   .cluster_size = cluster_size};
             c.blocks = blocks * cluster_size;
             c.draft = draft;
             c.sequences = {{3000, rows, -1, false}, {1000, rows, -1, false}};

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/architectures.h"
 #include "kernels/cuda/decode/attention.h"
+#include "kernels/cuda/decode/sm90/wgmma_fp8_attention.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/head_dims.h"
 
@@ -422,7 +423,7 @@ TEST(ChooseKernelTest, EveryRowOfTheTableHasAKernel) {
           EXPECT_TRUE(dims.decode_sm90);
         }
         EXPECT_EQ(choice.kind == KernelKind::kWgmmaFp8,
-                  rows > 4 && dims.decode_sm90_fp8 && !IsUnscaled(kv));
+                  rows > 4 && HasWgmmaFp8(kv, dims.key_dim, dims.value_dim));
         // A plan of it covers all packed rows.
         const DecodePlanShape plan = DecodePlanShapeFor(choice, shape, hopper);
         EXPECT_EQ(plan.tile_rows, choice.tile_rows);

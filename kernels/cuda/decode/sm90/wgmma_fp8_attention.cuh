@@ -1,4 +1,4 @@
-// Attention of 64 packed rows at a time over a paged FP8 cache with head dim 128, on sm_90a.
+// Attention of 64 packed rows at a time over a paged FP8 cache with head dim 64 or 128, on sm_90a.
 //
 // The products are turned around against wgmma_attention.cuh: packed rows are the rows of operand
 // A, slots the columns of operand B, S = Q K^T and O += P V.
@@ -110,15 +110,15 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     if (!has_next) {
       if (item.split_count > 1) {
         // All keys have been multiplied, so `collected` may take their place.
-        MergeTogether<Traits::kTileRows, Traits::kThreads>(
+        MergeTogether<Traits::kTileRows, Traits::kHeadDim, Traits::kThreads>(
             args, item, place, CutJob(args, item, place).AllBegun(job_state), shared.merge_notes,
             shared.collected, packed_row_of);
       }
       return;
     }
     if (item.split_count > 1) {
-      MergeIfLastToCome<Traits::kTileRows, Traits::kThreads>(args, item, place, shared.merge_notes,
-                                                             packed_row_of);
+      MergeIfLastToCome<Traits::kTileRows, Traits::kHeadDim, Traits::kThreads>(
+          args, item, place, shared.merge_notes, packed_row_of);
     }
     // The next queries take the output's place. The cluster's barrier alone would do, but behind
     // this one the compiler takes a warp's lanes to be together; without it, it spills.

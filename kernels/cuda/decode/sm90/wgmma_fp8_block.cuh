@@ -36,13 +36,14 @@ __device__ __forceinline__ bool HasDraftBlock(const AttentionArgs& args, const W
 }
 
 // Some of a draft block's tokens, as the widening warpgroup leaves them to a computing one.
+template <int kHeadDim>
 struct DraftTile {
-  static constexpr int kTokens = 32;
+  static constexpr int kTokens = kHeadDim / 4;
   static constexpr int kSteps = kTokens / kDraftTokens;
   static constexpr int kPanelBytes = kTokens * kTileRowBytes;
 
   // Operand B, in bf16: rows are tokens, panels of 64 dimensions (ColumnMajorDescriptor).
-  alignas(1024) std::byte values[2][kPanelBytes];
+  alignas(1024) std::byte values[kHeadDim / 64][kPanelBytes];
   // Logits in base 2. For each eight tokens a thread finds what its accumulators of a product of 64
   // packed rows with eight tokens would be.
   float4 logits[kTokens / 8][128];
@@ -56,14 +57,17 @@ inline constexpr int kNvfp4DraftStage = 1;
 // Set in the number of a draft block's steps when its rows do not all see the same tokens.
 inline constexpr int kDraftRowsDiffer = 1 << 30;
 template <typename Traits>
-__device__ __forceinline__ DraftTile& DraftTileOf(typename Traits::Shared& shared) {
-  static_assert(sizeof(DraftTile) <= Traits::kWideBytes);
+using DraftTileFor = DraftTile<Traits::kHeadDim>;
+template <typename Traits>
+__device__ __forceinline__ DraftTileFor<Traits>& DraftTileOf(typename Traits::Shared& shared) {
+  using Tile = DraftTileFor<Traits>;
+  static_assert(sizeof(Tile) <= Traits::kWideBytes);
   if constexpr (OfNvfp4<Traits>) {
     static_assert(kNvfp4DraftStage < Traits::kWideStages);
-    return *reinterpret_cast<DraftTile*>(shared.wide[1][kNvfp4DraftStage]);
+    return *reinterpret_cast<Tile*>(shared.wide[1][kNvfp4DraftStage]);
   } else {
     static_assert(kDraftStage < Traits::kWideStages);
-    return *reinterpret_cast<DraftTile*>(shared.wide[0][kDraftStage]);
+    return *reinterpret_cast<Tile*>(shared.wide[0][kDraftStage]);
   }
 }
 
@@ -89,6 +93,7 @@ template <typename Traits>
 class Fp8DraftBlock {
  public:
   using Shared = typename Traits::Shared;
+  using Tile = DraftTileFor<Traits>;
 
   // The constructor reads nothing that a launch ahead writes.
   __device__ __forceinline__ Fp8DraftBlock(const AttentionArgs& args, const WorkItem& item,
@@ -133,7 +138,7 @@ class Fp8DraftBlock {
 #pragma unroll 1
     do {
       phases.WaitUntilTaken(shared_);
-      const int steps = min(StepsFrom(token), DraftTile::kSteps);
+      const int steps = min(StepsFrom(token), Tile::kSteps);
       CopyTokens(token, steps);
       if (token == begin_) {
         shared_.queries_here.Wait(phases.queries);
@@ -151,7 +156,7 @@ class Fp8DraftBlock {
       shared_.draft_found.Arrive();
       phases.left = true;
       Sync();  // keys and queries have been read
-      token += DraftTile::kTokens;
+      token += Tile::kTokens;
     } while (token < end_);
   }
 
@@ -159,7 +164,7 @@ class Fp8DraftBlock {
   static constexpr int kRowBytes = 2 * Traits::kHeadDim;
   static constexpr int kRowChunks = kRowBytes / 16;
   static constexpr int kTokensOfThreads = 128 / kRowChunks;  // tokens that the threads copy at once
-  static_assert(DraftTile::kTokens * kRowBytes <= Traits::kWideBytes);
+  static_assert(Tile::kTokens * kRowBytes <= Traits::kWideBytes);
 
   static __device__ __forceinline__ void Sync() { SyncBlock<128, kDraftBlockBarrier>(); }
 
@@ -172,7 +177,9 @@ class Fp8DraftBlock {
     return (end_ - token + kDraftTokens - 1) / kDraftTokens;
   }
   // Where this thread copies from: it takes 16 bytes of one of every kTokensOfThreads tokens.
-  __device__ __forceinline__ int FirstToken() const { return warp_ * 2 + lane_ / kRowChunks; }
+  __device__ __forceinline__ int FirstToken() const {
+    return warp_ * (kTokensOfThreads / 4) + lane_ / kRowChunks;
+  }
   __device__ __forceinline__ int Chunk() const { return lane_ % kRowChunks; }
   __device__ __forceinline__ bool AliveAt(int token, int i) const {
     return token + FirstToken() + i * kTokensOfThreads < end_;
@@ -193,12 +200,13 @@ class Fp8DraftBlock {
   __device__ __forceinline__ void CopyTokens(int token, int steps) const {
     const auto* const k = static_cast<const uint16_t*>(args_.block.k);
     const auto* const v = static_cast<const uint16_t*>(args_.block.v);
-    DraftTile& tile = DraftTileOf<Traits>(shared_);
+    Tile& tile = DraftTileOf<Traits>(shared_);
     std::byte* const values = tile.values[Chunk() / 8] + SwizzledChunk(FirstToken(), Chunk() % 8);
     std::byte* const keys = KeyPlace(FirstToken(), Chunk());
-    static_assert(kTokensOfThreads == 8 && kDraftTokens == 16);  // chunks are exchanged in eights
+    // Chunks are exchanged in eights.
+    static_assert(kTokensOfThreads % 8 == 0 && kDraftTokens % kTokensOfThreads == 0);
 #pragma unroll 1
-    for (int i = 0; i < 2 * steps; ++i) {
+    for (int i = 0; i < kDraftTokens / kTokensOfThreads * steps; ++i) {
       const bool alive = AliveAt(token, i);
       const size_t further = alive ? size_t(token - begin_ + i * kTokensOfThreads) * stride_ : 0;
       CopyAsync16OrZero(keys + i * kTokensOfThreads * kRowBytes, k + from_ + further, alive);
@@ -216,7 +224,9 @@ class Fp8DraftBlock {
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDim / 16; ++i) {
       uint32_t q[4], k[4];
-      LoadMatrices(SharedAddress(shared_.raw + RawQueryPlace(packed_row, 2 * i + lane_ / 16)), q);
+      LoadMatrices(SharedAddress(shared_.raw +
+                                 RawQueryPlace<Traits::kHeadDim>(packed_row, 2 * i + lane_ / 16)),
+                   q);
       LoadMatrices(SharedAddress(KeyPlace(token, 2 * i + lane_ / 8 % 2)), k);
       auto& sum = i % 2 == 0 ? s : odd;
       Mma16x8x16<DType::kBf16>(sum[0], q, k[0], k[1]);
@@ -225,7 +235,7 @@ class Fp8DraftBlock {
 #pragma unroll
     for (int i = 0; i < 8; ++i) s[i / 4][i % 4] += odd[i / 4][i % 4];
     MakeDraftLogits(args_.sm_scale, /*soft_cap=*/0.0f, keys_, first + step * kDraftTokens, s);
-    DraftTile& tile = DraftTileOf<Traits>(shared_);
+    Tile& tile = DraftTileOf<Traits>(shared_);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       tile.logits[2 * step + i][warp_ * 32 + lane_] =

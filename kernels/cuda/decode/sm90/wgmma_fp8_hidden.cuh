@@ -51,7 +51,7 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::AddHiddenValues(const Work
       const int of_slot = slot / kStripSlots;
       const std::byte* const values = source.At(place, of_slot, source.Page(place, of_slot));
 #pragma unroll
-      for (int i = 0; i < 64; i += 4) {  // of o_: eight dimensions
+      for (int i = 0; i < kOutputs; i += 4) {  // of o_: eight dimensions
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const float x =
@@ -70,22 +70,24 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::AddHiddenValues(const Work
 // whole warpgroup, whether there was any.
 template <typename Traits>
 __device__ __forceinline__ bool Fp8Warpgroup<Traits>::ConfineDraftStep(int step) const {
-  // A thread takes 16 bytes of a token, and of the token eight further.
+  // A thread takes 16 bytes of one of every kAtOnce tokens.
   constexpr int kChunks = 2 * Traits::kHeadDim / 16;
-  static_assert(128 / kChunks == 8 && kDraftTokens == 16);
+  constexpr int kAtOnce = 128 / kChunks;  // tokens
+  static_assert(kAtOnce % 8 == 0);        // chunks are exchanged in eights
   const int thread = threadIdx.x % 128;
   const int chunk = thread % kChunks;
   const int token = step * kDraftTokens + thread / kChunks;
   auto* const at = reinterpret_cast<uint4*>(DraftTileOf<Traits>(shared_).values[chunk / 8] +
                                             SwizzledChunk(token, chunk % 8));
-  constexpr int kFurther = 8 * kTileRowBytes / 16;
+  constexpr int kFurther = kAtOnce * kTileRowBytes / 16;
+  constexpr int kEnd = kDraftTokens / kAtOnce * kFurther;
   NonFiniteSearch<DType::kBf16> search;
-  search.Look(at[0]);
-  search.Look(at[kFurther]);
+#pragma unroll
+  for (int i = 0; i < kEnd; i += kFurther) search.Look(at[i]);
   const int barrier = kFp8WarpgroupBarrier + warpgroup_;
   if (__builtin_expect(!AnyOfWarpgroup(barrier, search.Found()), 1)) return false;
-  at[0] = FiniteOnly<DType::kBf16>(at[0]);
-  at[kFurther] = FiniteOnly<DType::kBf16>(at[kFurther]);
+#pragma unroll
+  for (int i = 0; i < kEnd; i += kFurther) at[i] = FiniteOnly<DType::kBf16>(at[i]);
   FenceSharedForWgmma();
   SyncWarpgroup(barrier);
   return true;
@@ -104,7 +106,7 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::AddHiddenDraftValues(const
           static_cast<const uint16_t*>(args_.block.v) +
           (size_t(token) * args_.kv_heads + item.kv_head) * Traits::kHeadDim + lane_ % 4 * 2);
 #pragma unroll
-      for (int i = 0; i < 64; i += 4) {  // of o_: eight dimensions
+      for (int i = 0; i < kOutputs; i += 4) {  // of o_: eight dimensions
         const uint32_t pair = words[i];
         o_[i + 2 * r] += NonFiniteOrZero<DType::kBf16>(pair, 0);
         o_[i + 2 * r + 1] += NonFiniteOrZero<DType::kBf16>(pair, 1);

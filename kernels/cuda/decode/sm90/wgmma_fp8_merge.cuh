@@ -23,21 +23,29 @@
 
 namespace tributary::cuda {
 
+// How many vectors of four dimensions a computing thread is left with of each of its packed rows,
+// when a row's dimensions are shared out among the four lanes of each of two warpgroups.
+constexpr int LaneVectors(int head_dim) { return head_dim / 32; }
+
 // How the output of a split lies in the workspace: in the order of the accumulators of the threads
-// that hold it. So whole sectors are stored, and whole sectors are loaded for the 32 vectors (of
-// four dimensions) of a packed row.
+// that hold it. So whole sectors are stored, and whole sectors are loaded for the vectors (of four
+// dimensions) of a packed row.
+template <int kHeadDim>
 struct PartialFragments {
-  static constexpr int kFloats = 64 * 128;  // of a split
+  static constexpr int kFloats = 64 * kHeadDim;  // of a split
+  static constexpr int kUnits = kHeadDim / 4;    // vectors of a packed row
+  static constexpr int kVectors = LaneVectors(kHeadDim);
 
   // The place of vector v that computing thread `thread` has of its packed row r. The vector holds
   // dimensions 16 v, 16 v + 1, 16 v + 8 and 16 v + 9, counted from the thread's first.
   static __device__ __forceinline__ int Of(int thread, int r, int v) {
-    return ((r * 4 + v) * 256 + thread) * 4;
+    return ((r * kVectors + v) * 256 + thread) * 4;
   }
-  // The place of a packed row's vector `unit`, 0 to 31.
+  // The place of a packed row's vector `unit`, of kUnits.
   static __device__ __forceinline__ int OfPackedRow(int packed_row, int unit) {
-    const int thread = unit / 16 * 128 + packed_row / 16 * 32 + packed_row % 8 * 4 + unit % 4;
-    return Of(thread, packed_row / 8 % 2, unit / 4 % 4);
+    const int thread =
+        unit / (kUnits / 2) * 128 + packed_row / 16 * 32 + packed_row % 8 * 4 + unit % 4;
+    return Of(thread, packed_row / 8 % 2, unit / 4 % kVectors);
   }
   static __device__ __forceinline__ int FirstDimension(int unit) {
     return unit / 4 * 16 + unit % 4 * 2;
@@ -84,9 +92,12 @@ class PartSum {
   float4 o_ = {0.0f, 0.0f, 0.0f, 0.0f};
 };
 
-// Merges one packed row. One warp uses it.
-template <int kTileRows>
+// Merges one packed row. One warp uses it. With 64 dimensions the upper half of the warp does what
+// the lower half does, but for storing.
+template <int kTileRows, int kHeadDim>
 class RowMerger {
+  using Fragments = PartialFragments<kHeadDim>;
+
  public:
   // How many partials a warp keeps in shared memory.
   static constexpr int kAtOnce = 16;
@@ -98,10 +109,10 @@ class RowMerger {
       : parts_(packed_row < item.packed_count ? item.split_count : 0) {
     const size_t split = static_cast<size_t>(item.partial_begin);
     from_lse2_ = args.partial_lse + split * kTileRows + packed_row;
-    from_o_ = args.partial_o + split * PartialFragments::kFloats +
-              PartialFragments::OfPackedRow(packed_row, Lane());
+    from_o_ =
+        args.partial_o + split * Fragments::kFloats + Fragments::OfPackedRow(packed_row, Unit());
     const size_t at = OutputIndex(args, item, packed_row);
-    to_o_ = args.o + at * 128 + PartialFragments::FirstDimension(Lane());
+    to_o_ = args.o + at * kHeadDim + Fragments::FirstDimension(Unit());
     to_lse_ = args.lse + at;
   }
 
@@ -122,7 +133,7 @@ class RowMerger {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (come >> i & 1) {
-          CopyAsync16(&collected[i][Lane()], from_o_ + i * PartialFragments::kFloats);
+          CopyAsync16(&collected[i][Lane()], from_o_ + i * Fragments::kFloats);
         }
       }
       if (come >> Lane() & 1) lse2_ = __ldcg(from_lse2_ + Lane() * kTileRows);
@@ -156,6 +167,7 @@ class RowMerger {
 
  private:
   static __device__ __forceinline__ int Lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int Unit() { return Lane() % Fragments::kUnits; }
 
   __device__ __forceinline__ void AddParts(int begin, PartSum& sum) const {
 #pragma unroll 1
@@ -164,7 +176,7 @@ class RowMerger {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int part = min(begin + i, parts_ - 1);
-        o[i] = __ldcg(reinterpret_cast<const float4*>(from_o_ + part * PartialFragments::kFloats));
+        o[i] = __ldcg(reinterpret_cast<const float4*>(from_o_ + part * Fragments::kFloats));
       }
       const int part = begin + Lane();
       const bool mine = Lane() < kAtOnce && part < parts_;
@@ -172,7 +184,7 @@ class RowMerger {
     }
   }
   __device__ __forceinline__ void Store(const PackedRowPart& merged) const {
-    if (parts_ == 0) return;
+    if (parts_ == 0 || Lane() >= Fragments::kUnits) return;
     StoreRelaxed(to_o_, make_float2(merged.o.x, merged.o.y));
     StoreRelaxed(to_o_ + 8, make_float2(merged.o.z, merged.o.w));
     if (Lane() == 0) StoreRelaxed(to_lse_, merged.lse2 * kLn2);
@@ -202,20 +214,20 @@ __device__ __forceinline__ int ShareBegin(int packed_rows, int index, int count)
 }
 
 // Merges all packed rows of this thread block's share of the cluster.
-template <int kTileRows, int kThreads, typename PackedRowOf>
+template <int kTileRows, int kHeadDim, int kThreads, typename PackedRowOf>
 __device__ __forceinline__ void MergeAll(const AttentionArgs& args, const WorkItem& item,
                                          const ClusterPlace& place, PackedRowOf packed_row_of) {
   const int packed_rows = kTileRows >> place.SizeLog2();
 #pragma unroll 1
   for (int i = threadIdx.x / 32; i < packed_rows; i += kThreads / 32) {
-    RowMerger<kTileRows>(args, item, packed_row_of(i)).Finish();
+    RowMerger<kTileRows, kHeadDim>(args, item, packed_row_of(i)).Finish();
   }
 }
 
 // Called by all computing threads after a split has been stored by a thread block that has further
 // items: the last one to come merges all. A thread block of a cluster merges the packed rows
 // column_of(0), column_of(1) and so on.
-template <int kTileRows, int kThreads, typename PackedRowOf>
+template <int kTileRows, int kHeadDim, int kThreads, typename PackedRowOf>
 __device__ __forceinline__ void MergeIfLastToCome(const AttentionArgs& args, const WorkItem& item,
                                                   const ClusterPlace& place, MergeNotes& notes,
                                                   PackedRowOf packed_row_of) {
@@ -224,17 +236,16 @@ __device__ __forceinline__ void MergeIfLastToCome(const AttentionArgs& args, con
   if (threadIdx.x == 0) notes.arrived = job.Arrive(/*waits=*/false);
   SyncThreads<kThreads>();
   if (job.AllArrived(notes.arrived))
-    MergeAll<kTileRows, kThreads>(args, item, place, packed_row_of);
+    MergeAll<kTileRows, kHeadDim, kThreads>(args, item, place, packed_row_of);
 }
 
 // The same after a thread block's last item. `waits` says, in the last warp, whether this thread
 // block may wait. The notes, and what each warp collects, are in shared memory.
-template <int kTileRows, int kThreads, typename PackedRowOf>
-__device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const WorkItem& item,
-                                              const ClusterPlace& place, bool waits,
-                                              MergeNotes& notes,
-                                              typename RowMerger<kTileRows>::Collected* collected,
-                                              PackedRowOf packed_row_of) {
+template <int kTileRows, int kHeadDim, int kThreads, typename PackedRowOf>
+__device__ __forceinline__ void MergeTogether(
+    const AttentionArgs& args, const WorkItem& item, const ClusterPlace& place, bool waits,
+    MergeNotes& notes, typename RowMerger<kTileRows, kHeadDim>::Collected* collected,
+    PackedRowOf packed_row_of) {
   constexpr int kMergers =
       kThreads / 32 - 1;  // warps; the last one speaks to the other thread blocks
   const CutJob job(args, item, place);
@@ -243,12 +254,12 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
   const bool speaks = threadIdx.x == kMergers * 32;
   int i = 0;
   int end = 0;
-  RowMerger<kTileRows> merger;
+  RowMerger<kTileRows, kHeadDim> merger;
   SyncThreads<kThreads>();
   if (warp < kMergers) {
     i = ShareBegin(packed_rows, item.split_index, item.split_count) + warp;
     end = ShareBegin(packed_rows, item.split_index + 1, item.split_count);
-    merger = RowMerger<kTileRows>(args, item, packed_row_of(min(i, packed_rows - 1)));
+    merger = RowMerger<kTileRows, kHeadDim>(args, item, packed_row_of(min(i, packed_rows - 1)));
     merger.Locate();
   } else if (speaks) {
     // This comes before any warp asks for partials, because the fence would wait for them.
@@ -278,12 +289,13 @@ __device__ __forceinline__ void MergeTogether(const AttentionArgs& args, const W
       merger.Finish(collected[warp]);
 #pragma unroll 1
       for (i += kMergers; i < end; i += kMergers) {
-        RowMerger<kTileRows>(args, item, packed_row_of(i)).Finish();
+        RowMerger<kTileRows, kHeadDim>(args, item, packed_row_of(i)).Finish();
       }
       return;
     }
   }
-  if (job.AllArrived(arrived)) MergeAll<kTileRows, kThreads>(args, item, place, packed_row_of);
+  if (job.AllArrived(arrived))
+    MergeAll<kTileRows, kHeadDim, kThreads>(args, item, place, packed_row_of);
 }
 
 }  // namespace tributary::cuda

@@ -50,9 +50,9 @@ template <typename Traits>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::Store(const WorkItem& item) const {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float x[16];
+    float x[kOwn / 2];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) x[i] = own_[i / 2 * 4 + r * 2 + i % 2];
+    for (int i = 0; i < kOwn / 2; ++i) x[i] = own_[i / 2 * 4 + r * 2 + i % 2];
     StoreRow(RowOf(item, r), r, x, lse2_[r]);
   }
 }
@@ -65,7 +65,7 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MergeAndStore(const WorkIt
                                                                     const ClusterPlace& place,
                                                                     uint32_t parity) const {
   constexpr int kOwnRows = Traits::kTileRows / kSize;
-  constexpr int kRowVectors = 4 * kOwnRows;  // of a source, each quarter
+  constexpr int kRowVectors = 4 * kOwnRows;  // of a source, each vector of a lane
   const auto entry_of = [&](int r) {
     return OwnedPackedRow<kSize>::Index(packed_row_ + 8 * r) * 4 + lane_ % 4;
   };
@@ -83,10 +83,10 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MergeAndStore(const WorkIt
     }
     if (owner == place.rank) continue;
     const uint32_t source = place.rank - (place.rank > owner ? 1 : 0);
-    const uint32_t to =
-        SharedAddressIn(&shared_.inbox[warpgroup_][source * 4 * kRowVectors + entry_of(r)], owner);
+    const uint32_t to = SharedAddressIn(
+        &shared_.inbox[warpgroup_][source * kVectors * kRowVectors + entry_of(r)], owner);
 #pragma unroll
-    for (int v = 0; v < 4; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       const float* x = own_ + v * 8 + r * 2;
       StoreAsyncIn(to + v * kRowVectors * sizeof(float4), make_float4(x[0], x[1], x[4], x[5]),
                    shared_.published.AddressIn(owner));
@@ -111,17 +111,17 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::MergeAndStore(const WorkIt
     }
     const float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
     const float4* from = &shared_.inbox[warpgroup_][entry_of(r)];
-    float x[16] = {};
+    float x[kOwn / 2] = {};
 #pragma unroll
     for (int s = 0; s < kSize; ++s) {
       const float weight = weights[s] * inverse;
       const bool own = s == static_cast<int>(place.rank);
       const int source = s - (s > static_cast<int>(place.rank) ? 1 : 0);
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
+      for (int v = 0; v < kVectors; ++v) {
         const float* mine = own_ + v * 8 + r * 2;
         float4 part = make_float4(mine[0], mine[1], mine[4], mine[5]);
-        if (!own) part = from[(source * 4 + v) * kRowVectors];
+        if (!own) part = from[(source * kVectors + v) * kRowVectors];
         x[v * 4] += weight * part.x;
         x[v * 4 + 1] += weight * part.y;
         x[v * 4 + 2] += weight * part.z;
@@ -143,24 +143,24 @@ __device__ __forceinline__ OutputRow Fp8Warpgroup<Traits>::RowOf(const WorkItem&
 // thread.
 template <typename Traits>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::StoreRow(OutputRow row, int r,
-                                                               const float (&x)[16],
+                                                               const float (&x)[kOwn / 2],
                                                                float lse2) const {
-  static_assert(Traits::kTileRows * Traits::kHeadDim == PartialFragments::kFloats);
+  using Fragments = PartialFragments<Traits::kHeadDim>;
+  static_assert(Traits::kTileRows * Traits::kHeadDim == Fragments::kFloats);
   if (row.index < 0) return;
   if (row.whole) {
-    float* const to =
-        args_.o + size_t(row.index) * Traits::kHeadDim + warpgroup_ * 64 + lane_ % 4 * 2;
+    float* const to = args_.o + size_t(row.index) * Traits::kHeadDim +
+                      warpgroup_ * (Traits::kHeadDim / 2) + lane_ % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kOwn / 4; ++i) {
       StoreRelaxed(to + i * 8, make_float2(x[2 * i], x[2 * i + 1]));
     }
   } else {
-    float* const to = args_.partial_o +
-                      size_t(row.index / Traits::kTileRows) * PartialFragments::kFloats +
-                      PartialFragments::Of(threadIdx.x, r, 0);
+    float* const to = args_.partial_o + size_t(row.index / Traits::kTileRows) * Fragments::kFloats +
+                      Fragments::Of(threadIdx.x, r, 0);
 #pragma unroll
-    for (int v = 0; v < 4; ++v) {
-      __stcg(reinterpret_cast<float4*>(to + PartialFragments::Of(0, 0, v)),
+    for (int v = 0; v < kVectors; ++v) {
+      __stcg(reinterpret_cast<float4*>(to + Fragments::Of(0, 0, v)),
              make_float4(x[4 * v], x[4 * v + 1], x[4 * v + 2], x[4 * v + 3]));
     }
   }
@@ -178,8 +178,8 @@ template <int kGiven>
 __device__ __forceinline__ void Fp8Warpgroup<Traits>::Give() const {
   const int thread = threadIdx.x % 128;
 #pragma unroll
-  for (int i = 0; i < 32; i += 4) {
-    const float* x = o_ + kGiven * 32 + i;
+  for (int i = 0; i < kOwn; i += 4) {
+    const float* x = o_ + kGiven * kOwn + i;
     Given(warpgroup_)[i / 4][thread] = make_float4(x[0], x[1], x[2], x[3]);
   }
 }
@@ -201,12 +201,12 @@ __device__ __forceinline__ void Fp8Warpgroup<Traits>::Take() {
     lse2_[r] = sum.lse2;
   }
 #pragma unroll
-  for (int i = 0; i < 32; i += 4) {
+  for (int i = 0; i < kOwn; i += 4) {
     const float4 given = Given(kGiven)[i / 4][thread];
     const float x[4] = {given.x, given.y, given.z, given.w};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      own_[i + e] = o_[kKept * 32 + i + e] * kept[e / 2] + x[e] * added[e / 2];
+      own_[i + e] = o_[kKept * kOwn + i + e] * kept[e / 2] + x[e] * added[e / 2];
     }
   }
 }

@@ -81,11 +81,17 @@ __device__ __forceinline__ void CutQueries(const uint32_t (&words)[kQueries][8],
   for (int n = 0; n < kQueries; ++n) pieces[n] = {join(high[n]), join(low[n])};
 }
 
-inline constexpr int kRawQueryBytes = 256;  // of head dim 128
-
 // Where 16 bytes of an uncut query lie: eight packed rows' are read from different banks.
+template <int kHeadDim>
 __device__ __forceinline__ int RawQueryPlace(int packed_row, int chunk) {
-  return packed_row * kRawQueryBytes + (chunk ^ packed_row % 8) * 16;
+  return packed_row * (2 * kHeadDim) + (chunk ^ packed_row % 8) * 16;
+}
+
+// Where a 16-byte chunk of a query lies that comes `pairs` pairs of chunks behind the one at
+// `first`, one of the row's first two. Rows have four pairs: two pieces of 64 dimensions share a
+// row.
+__device__ __forceinline__ int PairsFurther(int first, int pairs) {
+  return pairs / 4 * (64 * kTileRowBytes) + (first ^ pairs % 4 * 32);
 }
 
 // Brings an item's queries to shared memory, cut into pieces. A thread takes 16 dimensions of each
@@ -174,8 +180,10 @@ class PieceStager {
     for (int i = 0; i < kOfThread; ++i) {
       const int at = SwizzledChunk(PackedRowOf(i), threadIdx.x % kVectors);
       *reinterpret_cast<uint4*>(shared.q[0] + at) = pieces[i].high;
-      if constexpr (Traits::kPieces == 2)
-        *reinterpret_cast<uint4*>(shared.q[1] + at) = pieces[i].low;
+      if constexpr (Traits::kPieces == 2) {
+        const int low = PairsFurther(at, Traits::kHeadDim / 32);
+        *reinterpret_cast<uint4*>(shared.q[0] + low) = pieces[i].low;
+      }
     }
   }
   // In f16 a row's first 64 dimensions are one piece, the others the second.
@@ -200,8 +208,9 @@ class PieceStager {
   }
   // The first or the second half of what this thread takes of its i-th packed row.
   static __device__ __forceinline__ int RawPlace(int i, int half) {
-    static_assert(kBytes * kVectors == kRawQueryBytes);
-    return RawQueryPlace(PackedRowOf(i), static_cast<int>(threadIdx.x) % kVectors * 2 + half);
+    static_assert(kBytes * kVectors == 2 * Traits::kHeadDim);
+    return RawQueryPlace<Traits::kHeadDim>(PackedRowOf(i),
+                                           static_cast<int>(threadIdx.x) % kVectors * 2 + half);
   }
 
   const std::byte* from_[kOfThread];

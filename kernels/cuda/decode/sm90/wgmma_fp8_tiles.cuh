@@ -202,8 +202,9 @@ class ValueWidener {
  private:
   // A lane takes four dimensions of a strip. Neighbouring lanes take different strips, so that any
   // eight of them read, and write, different banks.
+  static constexpr int kFours = Traits::kHeadDim / 64;  // that a lane takes
   __device__ __forceinline__ int FourOf(int i, int lane) const {
-    return (2 * part_ + i) * 8 + lane / 4;
+    return (kFours * part_ + i) * 8 + lane / 4;
   }
   __device__ __forceinline__ int PlaceOf(int i, int lane) const {
     return lane % 4 * Traits::kValueStripStride + FourOf(i, lane) * 4 * kVectorBytes;
@@ -214,7 +215,7 @@ class ValueWidener {
     const int strip = lane % 4;
     const bool whole = SeesTile(ranges, first);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kFours; ++i) {
       const int four = FourOf(i, lane);
       const auto* from = reinterpret_cast<const uint4*>(values + PlaceOf(i, lane));
       uint32_t words[4][4];  // quads of tokens of a dimension
@@ -250,7 +251,7 @@ class ValueWidener {
                                              int lane) const {
     NonFiniteSearch<Traits::kKv> search;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kFours; ++i) {
       const auto* at = reinterpret_cast<const uint4*>(values + PlaceOf(i, lane));
 #pragma unroll
       for (int quad = 0; quad < 4; ++quad) search.Look(at[quad]);
@@ -258,7 +259,7 @@ class ValueWidener {
     if (__builtin_expect(!__any_sync(0xffffffffu, search.Found()), 1)) return;
     NonFiniteSearch<Traits::kKv> seen;
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kFours; ++i) {
       auto* at = reinterpret_cast<uint4*>(values + PlaceOf(i, lane));
 #pragma unroll 1
       for (int quad = 0; quad < 4; ++quad) {

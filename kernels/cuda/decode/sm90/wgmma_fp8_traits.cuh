@@ -15,13 +15,13 @@
 
 namespace tributary::cuda {
 
-// kDraft: whether draft blocks are taken along. kQueryPieces: 1 if queries are rounded to e4m3,
-// else 2.
-template <DType kKvType, bool kDraft, int kQueryPieces>
+// kDim: 64 or 128. kDraft: whether draft blocks are taken along. kQueryPieces: 1 if queries are
+// rounded to e4m3, else 2.
+template <DType kKvType, int kDim, bool kDraft, int kQueryPieces>
 struct WgmmaFp8Traits {
   static constexpr DType kKv = kKvType;
   static constexpr bool kDraftBlock = kDraft;
-  static constexpr int kHeadDim = 128;
+  static constexpr int kHeadDim = kDim;
   static constexpr int kTileRows = 64;
   static constexpr int kPieces = kQueryPieces;
   static constexpr int kStripBytes = kStripSlots * kHeadDim;
@@ -35,8 +35,9 @@ struct WgmmaFp8Traits {
   static constexpr int kWarpgroups = kComputeWarpgroups;  // each with rings of its own
   static constexpr int kThreads = 128 * kWarpgroups;
   static constexpr int kBlockThreads = kThreads + 2 * 128;
-  static constexpr int kKeyStages = 4;
-  static constexpr int kValueStages = 2;
+  // (As many bytes whatever the head dim.)
+  static constexpr int kKeyStages = 512 / kHeadDim;
+  static constexpr int kValueStages = 256 / kHeadDim;
   static constexpr int kWideStages = 3;
   static constexpr float kBias = kWeightBias;
   // Sums of FP8 products keep some 13 bits, so a logit is off by 2^-13 of itself. A logit (in base
@@ -51,23 +52,26 @@ struct WgmmaFp8Traits {
   static constexpr int kCopyingRegisters = 32;
   static_assert(kRegisters * kThreads + (kWideningRegisters + kCopyingRegisters) * 128 <= 65536);
   // What a warpgroup's rows of the output get from the other thread blocks of a cluster, in vectors
-  // of four floats: four for each of four lanes, of 64 / size rows, from size - 1 thread blocks.
-  static constexpr int kInboxVectors = 16 * kTileRows / kMaxClusterSize * (kMaxClusterSize - 1);
+  // of four floats: as many as a lane has of a row, for each of four lanes, of 64 / size rows, from
+  // size - 1 thread blocks.
+  static constexpr int kInboxVectors =
+      4 * LaneVectors(kHeadDim) * kTileRows / kMaxClusterSize * (kMaxClusterSize - 1);
 
   struct Shared {
     union {
       alignas(1024) std::byte keys[kWarpgroups][kKeyStages][kTileBytes];
       // After the thread block's last item: the partials of a job's splits, one packed row per
       // warp.
-      RowMerger<kTileRows>::Collected collected[kThreads / 32];
+      RowMerger<kTileRows, kHeadDim>::Collected collected[kThreads / 32];
     };
     // V in f16. Before an item's tiles its queries lie here, and after them the halves of the
     // output that the warpgroups give to each other.
     union {
       alignas(1024) std::byte wide[kWarpgroups][kWideStages][kWideBytes];
       struct {
-        std::byte raw[kTileRows * kHeadDim * 2];          // before they are cut
-        std::byte q[kPieces][kTileRows * kTileRowBytes];  // chunks as SwizzledChunk says
+        std::byte raw[kTileRows * kHeadDim * 2];  // before they are cut
+        // As PairsFurther says.
+        std::byte q[(kPieces * kHeadDim + 127) / 128][kTileRows * kTileRowBytes];
       };
     };
     alignas(128) std::byte values[kWarpgroups][kValueStages][kTileStrips * kValueStripStride];

@@ -44,6 +44,11 @@ class Fp8Warpgroup {
  public:
   using Shared = typename Traits::Shared;
   static constexpr int kSteps = Traits::kHeadDim / 32;
+  // What a thread has of two packed rows: of its warpgroup's output, and of what it is left with
+  // when the warpgroups have shared the dimensions out.
+  static constexpr int kOutputs = Traits::kHeadDim / 2;
+  static constexpr int kOwn = kOutputs / 2;
+  static constexpr int kVectors = LaneVectors(Traits::kHeadDim);  // of one row's of kOwn
 
   __device__ Fp8Warpgroup(const AttentionArgs& args, Shared& shared, int warpgroup)
       : args_(args),
@@ -56,7 +61,7 @@ class Fp8Warpgroup {
   // Begins an item, as far as that needs no queries.
   __device__ __forceinline__ void Begin() {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) o_[i] = 0.0f;
+    for (int i = 0; i < kOutputs; ++i) o_[i] = 0.0f;
     FenceRegisters(o_);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -87,7 +92,7 @@ class Fp8Warpgroup {
     int step = 0;
 #pragma unroll 1
     do {
-      const int of_tile = step % DraftTile::kSteps;
+      const int of_tile = step % DraftTileFor<Traits>::kSteps;
       if (of_tile == 0) {
         shared_.draft_found.Wait(draft_parity_);
         draft_parity_ ^= 1;
@@ -99,7 +104,7 @@ class Fp8Warpgroup {
         AddDraftStep(of_tile, step == 0, weight);
       }
       ++step;
-      if (step >= steps || step % DraftTile::kSteps == 0) shared_.draft_taken.Arrive();
+      if (step >= steps || step % DraftTileFor<Traits>::kSteps == 0) shared_.draft_taken.Arrive();
     } while (step < steps);
     if (__builtin_expect(hidden, 0)) AddHiddenDraftValues(item);
   }
@@ -116,7 +121,7 @@ class Fp8Warpgroup {
 
  private:
   __device__ __forceinline__ OutputRow RowOf(const WorkItem& item, int r) const;
-  __device__ __forceinline__ void StoreRow(OutputRow row, int r, const float (&x)[16],
+  __device__ __forceinline__ void StoreRow(OutputRow row, int r, const float (&x)[kOwn / 2],
                                            float lse2) const;
 
   // Loads the queries' pieces to registers. Their place is free for V afterwards.
@@ -127,8 +132,8 @@ class Fp8Warpgroup {
     for (int piece = 0; piece < Traits::kPieces; ++piece) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const int at = first ^ step * 32;  // two chunks further
-        LoadMatrices(SharedAddress(shared_.q[piece] + at), q_[piece][step]);
+        LoadMatrices(SharedAddress(shared_.q[0] + PairsFurther(first, piece * kSteps + step)),
+                     q_[piece][step]);
       }
     }
     shared_.queries_loaded.Arrive();
@@ -200,7 +205,7 @@ class Fp8Warpgroup {
 
   // Adds sixteen tokens of a draft block. `first`: there is no output yet.
   __device__ __forceinline__ void AddDraftStep(int step, bool first, float weight) {
-    const DraftTile& tile = DraftTileOf<Traits>(shared_);
+    const DraftTileFor<Traits>& tile = DraftTileOf<Traits>(shared_);
     float s[2][4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -226,7 +231,7 @@ class Fp8Warpgroup {
     WgmmaFence();
     WgmmaRegisters<DType::kBf16>(
         o_, p_[0][0], p_[0][1], p_[0][2], p_[0][3],
-        ColumnMajorDescriptor(SharedAddress(tile.values), step, DraftTile::kPanelBytes));
+        ColumnMajorDescriptor(SharedAddress(tile.values), step, tile.kPanelBytes));
     WgmmaCommit();
     WgmmaWait();
     FenceRegisters(o_);
@@ -311,7 +316,7 @@ class Fp8Warpgroup {
   __device__ __forceinline__ void RaiseReferences(const float (&peaks)[2], float (&factors)[2]);
   __device__ __forceinline__ void ScaleOutput(const float (&factors)[2]) {
 #pragma unroll
-    for (int i = 0; i < 64; ++i) o_[i] *= factors[i / 2 % 2];
+    for (int i = 0; i < kOutputs; ++i) o_[i] *= factors[i / 2 % 2];
   }
   __device__ __forceinline__ void FindPeaks(float (&peaks)[2]) const;
   static __device__ __forceinline__ bool IsLarge(float logit);
@@ -333,8 +338,8 @@ class Fp8Warpgroup {
   uint32_t q_[Traits::kPieces][kSteps][4];
   float s_[32];
   uint32_t p_[4][4];
-  float o_[64];
-  float own_[32];
+  float o_[kOutputs];
+  float own_[kOwn];
   float lse2_[2];
   float scale_[2];
   float reference_[2];

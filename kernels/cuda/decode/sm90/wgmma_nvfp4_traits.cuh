@@ -40,13 +40,14 @@ struct WgmmaNvfp4Traits {
   static constexpr int kWideningRegisters = kDraft ? 96 : 64;
   static constexpr int kCopyingRegisters = 64;  // of the warps that copy, and widen K
   static_assert(kRegisters * kThreads + (kWideningRegisters + kCopyingRegisters) * 128 <= 65536);
-  static constexpr int kInboxVectors = 16 * kTileRows / kMaxClusterSize * (kMaxClusterSize - 1);
+  static constexpr int kInboxVectors =
+      4 * LaneVectors(kHeadDim) * kTileRows / kMaxClusterSize * (kMaxClusterSize - 1);
 
   struct Shared {
     // K in f16: 64 rows of the first 64 dimensions, then of the others.
     union {
       alignas(1024) std::byte keys[kWarpgroups][kKeyStages][kWideBytes];
-      RowMerger<kTileRows>::Collected collected[kThreads / 32];
+      RowMerger<kTileRows, kHeadDim>::Collected collected[kThreads / 32];
     };
     union {
       alignas(1024) std::byte wide[kWarpgroups][kWideStages][kWideBytes];
@@ -57,7 +58,7 @@ struct WgmmaNvfp4Traits {
     };
     alignas(128) std::byte raw_keys[kWarpgroups][kRawKeyStages][kTileStrips * kStripStride];
     alignas(128) std::byte values[kWarpgroups][kValueStages][kTileStrips * kStripStride];
-    alignas(16) std::byte draft_keys[kDraft ? DraftTile::kTokens * 2 * kHeadDim : 16];
+    alignas(16) std::byte draft_keys[kDraft ? DraftTile<kHeadDim>::kTokens * 2 * kHeadDim : 16];
     alignas(16) float4 inbox[kWarpgroups][kInboxVectors];
     float block_lse2[kMaxClusterSize][kTileRows];
     float reference[kWarpgroups][kTileRows];

@@ -1,0 +1,3 @@
+#include "kernels/cuda/decode/sm90/wgmma_fp8_attention_launch.cuh"
+
+TRIBUTARY_WGMMA_FP8_ATTENTION(::tributary::DType::kFp8E4M3, 64)
