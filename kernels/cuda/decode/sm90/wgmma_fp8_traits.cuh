@@ -38,7 +38,10 @@ struct WgmmaFp8Traits {
   // (As many bytes whatever the head dim.)
   static constexpr int kKeyStages = 512 / kHeadDim;
   static constexpr int kValueStages = 256 / kHeadDim;
-  static constexpr int kWideStages = 3;
+  static constexpr int kWideStages = kHeadDim == 64 ? 4 : 3;
+  // Tiles whose weights a warpgroup finds together, if its registers hold them: what it waits for
+  // in between, it then waits for half as often.
+  static constexpr int kTilesAtOnce = kHeadDim == 64 ? 2 : 1;
   static constexpr float kBias = kWeightBias;
   // Sums of FP8 products keep some 13 bits, so a logit is off by 2^-13 of itself. A logit (in base
   // 2) above kLargeLogit is computed once more in f16, unless it is so far below its reference

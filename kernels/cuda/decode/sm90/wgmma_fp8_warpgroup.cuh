@@ -49,6 +49,7 @@ class Fp8Warpgroup {
   static constexpr int kOutputs = Traits::kHeadDim / 2;
   static constexpr int kOwn = kOutputs / 2;
   static constexpr int kVectors = LaneVectors(Traits::kHeadDim);  // of one row's of kOwn
+  static constexpr int kAtOnce = Traits::kTilesAtOnce;
 
   __device__ Fp8Warpgroup(const AttentionArgs& args, Shared& shared, int warpgroup)
       : args_(args),
@@ -151,55 +152,75 @@ class Fp8Warpgroup {
   __device__ __forceinline__ bool ConfineDraftStep(int step) const;
   __device__ __forceinline__ void AddHiddenDraftValues(const WorkItem& item);
 
-  // While a tile is weighed, the tensor cores multiply the values of the tile before it. Returns
-  // whether values have been taken out of the tiles.
+  // Tiles are taken in groups of kAtOnce; the last group may be smaller. Returns whether values
+  // have been taken out of the tiles.
   __device__ __forceinline__ bool AddSomeTiles(const WorkItem& item, const TileRanges& ranges,
                                                int strip, int apart, bool draft) {
-    WaitForKeys();
-    WgmmaFence();
-    MultiplyKeys();
-    WgmmaCommit();
+    static_assert(kAtOnce <= 2);
+    if constexpr (kAtOnce == 2) {
+      if (strip + apart >= ranges.strip_end) {
+        AddFirstTiles<1>(item, ranges, strip, apart, draft);
+        return AddLastValues<1>();
+      }
+    }
+    AddFirstTiles<kAtOnce>(item, ranges, strip, apart, draft);
+    for (strip += kAtOnce * apart; strip + (kAtOnce - 1) * apart < ranges.strip_end;
+         strip += kAtOnce * apart) {
+      AddMoreTiles<kAtOnce>(ranges, strip, apart);
+    }
+    if constexpr (kAtOnce == 2) {
+      if (strip < ranges.strip_end) {
+        AddMoreTiles<1>(ranges, strip, apart);
+        return AddLastValues<1>();
+      }
+    }
+    return AddLastValues<kAtOnce>();
+  }
+
+  // The first group of an item's tiles, whose weights are found. Their values are multiplied later.
+  template <int kTiles>
+  __device__ __forceinline__ void AddFirstTiles(const WorkItem& item, const TileRanges& ranges,
+                                                int strip, int apart, bool draft) {
+    StartKeys<kTiles>();
     if constexpr (Traits::kDraftBlock) {
       if (draft) AddDraftBlock(item);
     }
     WgmmaWait();
     FenceRegisters(s_);
     float factors[2];
-    const bool raised_first = Weigh</*kFirst=*/true>(ranges, strip, factors);
+    const bool raised = Weigh</*kFirst=*/true, kTiles>(ranges, strip, apart, factors);
     if constexpr (!OfNvfp4<Traits>) FindUnits();
     if constexpr (Traits::kDraftBlock) {  // otherwise there is no output yet
-      if (raised_first) ScaleOutput(factors);
+      if (raised) ScaleOutput(factors);
     }
-    PackWeights();
-    for (strip += apart; strip < ranges.strip_end; strip += apart) {
-      WaitForKeys();
-      FenceWeights();
-      WgmmaFence();
-      MultiplyKeys();
-      WgmmaCommit();
-      WaitForValues();
-      WgmmaFence();
-      MultiplyValues();
-      WgmmaCommit();
-      WgmmaWaitFor<1>();
-      FenceRegisters(s_);
-      const bool raised = Weigh</*kFirst=*/false>(ranges, strip, factors);
-      WgmmaWait();
-      FenceRegisters(o_);
-      FenceWeights();
-      LeaveValues();
-      if (__builtin_expect(raised, 0)) ScaleOutput(factors);
-      PackWeights();
-    }
-    WaitForValues();
+    PackWeights<kTiles>();
+  }
+
+  // A later group. While it is weighed, the tensor cores multiply the values of the group before.
+  template <int kTiles>
+  __device__ __forceinline__ void AddMoreTiles(const TileRanges& ranges, int strip, int apart) {
+    StartKeys<kTiles>();
+    MultiplyValues<kAtOnce>();
+    WgmmaWaitFor<1>();
+    FenceRegisters(s_);
+    float factors[2];
+    const bool raised = Weigh</*kFirst=*/false, kTiles>(ranges, strip, apart, factors);
+    WgmmaWait();
+    FenceRegisters(o_);
     FenceWeights();
-    WgmmaFence();
-    MultiplyValues();
-    WgmmaCommit();
+    LeaveValues<kAtOnce>();
+    if (__builtin_expect(raised, 0)) ScaleOutput(factors);
+    PackWeights<kTiles>();
+  }
+
+  // The values of the last group.
+  template <int kTiles>
+  __device__ __forceinline__ bool AddLastValues() {
+    MultiplyValues<kTiles>();
     const bool hidden = __any_sync(0xffffffffu, shared_.values_hidden[warpgroup_] != 0);
     WgmmaWait();
     FenceRegisters(o_);
-    LeaveValues();
+    LeaveValues<kTiles>();
     return hidden;
   }
 
@@ -237,94 +258,131 @@ class Fp8Warpgroup {
     FenceRegisters(o_);
   }
 
-  __device__ __forceinline__ void WaitForKeys() {
-    shared_.keys_full[warpgroup_][keys_.stage].Wait(keys_.parity);
-  }
-  // Gives the stage of the keys back. `read`: this warp's lanes have read them too, for a second
-  // product.
+  // Gives the stages of a group's keys back. `read`: this warp's lanes have read them too, for a
+  // second product.
+  template <int kTiles>
   __device__ __forceinline__ void LeaveKeys(bool read) {
-    CopyBarrier& empty = shared_.keys_empty[warpgroup_][keys_.stage];
-    if (read) {
-      empty.Arrive();
-    } else if (lane_ == 0) {
-      empty.ArriveFor(32);
-    }
-    keys_.Advance();
-  }
-  __device__ __forceinline__ void WaitForValues() {
-    shared_.wide_full[warpgroup_][values_.stage].Wait(values_.parity);
-  }
-  __device__ __forceinline__ void LeaveValues() {
-    if (lane_ == 0) shared_.wide_empty[warpgroup_][values_.stage].Arrive();
-    values_.Advance();
-  }
-  __device__ __forceinline__ void FenceWeights() {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) FenceRegisters(p_[i]);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      CopyBarrier& empty = shared_.keys_empty[warpgroup_][keys_.stage];
+      if (read) {
+        empty.Arrive();
+      } else if (lane_ == 0) {
+        empty.ArriveFor(32);
+      }
+      keys_.Advance();
+    }
+  }
+  template <int kTiles>
+  __device__ __forceinline__ void LeaveValues() {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      if (lane_ == 0) shared_.wide_empty[warpgroup_][values_.stage].Arrive();
+      values_.Advance();
+    }
+  }
+  __device__ __forceinline__ void FenceWeights() { FenceRegisters(p_); }
+
+  // All at once: the compiler runs products one by one between which somebody may wait.
+  template <int kTiles, int kStages>
+  static __device__ __forceinline__ void WaitForTiles(CopyBarrier (&full)[kStages],
+                                                      RingPlace<kStages> at) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile, at.Advance()) full[at.stage].Wait(at.parity);
   }
 
-  // Starts S of a tile, with the smaller pieces first: what is added to a large sum loses what is
-  // below the sum's last place.
-  __device__ __forceinline__ void MultiplyKeys() {
-    if constexpr (OfNvfp4<Traits>) {
-      MultiplyWideKeys();
-    } else {
-      MultiplyPieces();
+  // Starts S of a group's tiles as soon as their keys have come.
+  template <int kTiles>
+  __device__ __forceinline__ void StartKeys() {
+    WaitForTiles<kTiles>(shared_.keys_full[warpgroup_], keys_);
+    FenceWeights();
+    WgmmaFence();
+    RingPlace<Traits::kKeyStages> at = keys_;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile, at.Advance()) {
+      const uint32_t keys = SharedAddress(shared_.keys[warpgroup_][at.stage]);
+      if constexpr (OfNvfp4<Traits>) {
+        MultiplyWideKeys(keys, s_[tile]);
+      } else {
+        MultiplyPieces(keys, s_[tile]);
+      }
     }
+    WgmmaCommit();
   }
-  __device__ __forceinline__ void MultiplyPieces() {
-    const uint64_t keys = KeyDescriptor(SharedAddress(shared_.keys[warpgroup_][keys_.stage]));
+  // The smaller pieces come first: what is added to a large sum loses what is below the sum's last
+  // place.
+  __device__ __forceinline__ void MultiplyPieces(uint32_t from, float (&s)[32]) {
+    const uint64_t keys = KeyDescriptor(from);
 #pragma unroll
     for (int piece = Traits::kPieces - 1; piece >= 0; --piece) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        WgmmaFp8<Traits::kKv>(s_, q_[piece][step], KeyDescriptorOfStep(keys, step),
+        WgmmaFp8<Traits::kKv>(s, q_[piece][step], KeyDescriptorOfStep(keys, step),
                               piece != Traits::kPieces - 1 || step > 0);
       }
     }
   }
-  __device__ __forceinline__ void MultiplyWideKeys() {
+  __device__ __forceinline__ void MultiplyWideKeys(uint32_t from, float (&s)[32]) {
 #pragma unroll
     for (int half = 0; half < Traits::kPieces; ++half) {
-      const uint64_t keys = TileDescriptor(SharedAddress(shared_.keys[warpgroup_][keys_.stage] +
-                                                         half * (kTileSlots * kTileRowBytes)));
+      const uint64_t keys = TileDescriptor(from + half * (kTileSlots * kTileRowBytes));
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        Wgmma<DType::kF16, 64>(s_, q_[half][step], DescriptorOfStep(keys, step),
+        Wgmma<DType::kF16, 64>(s, q_[half][step], DescriptorOfStep(keys, step),
                                half > 0 || step > 0);
       }
     }
   }
+  // Starts O of a group's tiles as soon as their values have been widened.
+  template <int kTiles>
   __device__ __forceinline__ void MultiplyValues() {
-    const uint64_t values = TileDescriptor(SharedAddress(shared_.wide[warpgroup_][values_.stage]));
+    WaitForTiles<kTiles>(shared_.wide_full[warpgroup_], values_);
+    FenceWeights();
+    WgmmaFence();
+    RingPlace<Traits::kWideStages> at = values_;
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      WgmmaRegisters<DType::kF16, /*kRowsSummed=*/false>(
-          o_, p_[step][0], p_[step][1], p_[step][2], p_[step][3], DescriptorOfStep(values, step));
+    for (int tile = 0; tile < kTiles; ++tile, at.Advance()) {
+      const uint64_t values = TileDescriptor(SharedAddress(shared_.wide[warpgroup_][at.stage]));
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        const uint32_t(&p)[4] = p_[tile * 4 + step];
+        WgmmaRegisters<DType::kF16, /*kRowsSummed=*/false>(o_, p[0], p[1], p[2], p[3],
+                                                           DescriptorOfStep(values, step));
+      }
     }
+    WgmmaCommit();
   }
 
-  template <bool kFirst>
-  __device__ __forceinline__ bool Weigh(const TileRanges& ranges, int strip, float (&factors)[2]);
-  template <bool kFirst>
-  __device__ __forceinline__ bool WeighAsTold(int strip, bool dense, float (&factors)[2]);
+  template <bool kFirst, int kTiles>
+  __device__ __forceinline__ bool Weigh(const TileRanges& ranges, int strip, int apart,
+                                        float (&factors)[2]);
+  template <bool kFirst, int kTiles>
+  __device__ __forceinline__ bool WeighAsTold(int strip, int apart, bool dense,
+                                              float (&factors)[2]);
+  template <int kTiles>
   __device__ __forceinline__ void TakeWeights(float (&sums)[2]);
   __device__ __forceinline__ void AddSums(const float (&sums)[2]);
 
   __device__ __forceinline__ void FindUnits();
+  template <int kTiles>
   __device__ __forceinline__ bool IsUnusual(float sum, int r) const;
   __device__ __forceinline__ void RaiseReferences(const float (&peaks)[2], float (&factors)[2]);
   __device__ __forceinline__ void ScaleOutput(const float (&factors)[2]) {
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) o_[i] *= factors[i / 2 % 2];
   }
+  template <int kTiles>
   __device__ __forceinline__ void FindPeaks(float (&peaks)[2]) const;
   static __device__ __forceinline__ bool IsLarge(float logit);
   __device__ __forceinline__ bool Exceeds(float logit, int r) const;
   template <bool kHigh>
   __device__ __forceinline__ uint32_t WholeQuery(int step, int i) const;
+  template <int kTiles>
   __device__ __forceinline__ void MultiplyKeysExactly();
-  __device__ __forceinline__ void MaskScores(int strip);
+  __device__ __forceinline__ void MultiplyExactly(const std::byte* keys, float (&s)[32]) const;
+  template <int kTiles>
+  __device__ __forceinline__ void MaskScores(int strip, int apart);
+  template <int kTiles>
   __device__ __forceinline__ void PackWeights();
 
   const AttentionArgs& args_;
@@ -336,8 +394,8 @@ class Fp8Warpgroup {
   RingPlace<Traits::kKeyStages> keys_;
   RingPlace<Traits::kWideStages> values_;
   uint32_t q_[Traits::kPieces][kSteps][4];
-  float s_[32];
-  uint32_t p_[4][4];
+  float s_[kAtOnce][32];
+  uint32_t p_[kAtOnce * 4][4];
   float o_[kOutputs];
   float own_[kOwn];
   float lse2_[2];

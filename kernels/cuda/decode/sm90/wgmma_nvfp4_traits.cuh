@@ -35,6 +35,7 @@ struct WgmmaNvfp4Traits {
   static constexpr int kRawKeyStages = 3;
   static constexpr int kValueStages = 3;
   static constexpr int kWideStages = 2;
+  static constexpr int kTilesAtOnce = 1;
   static constexpr float kBias = kWeightBias;
   static constexpr int kRegisters = kDraft ? 176 : 192;
   static constexpr int kWideningRegisters = kDraft ? 96 : 64;
