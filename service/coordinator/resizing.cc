@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kWorkerPatience{60};  // for workers that are missing
-constexpr milliseconds kLookAgain{50};  // between two times that they are counted
+constexpr milliseconds kCountAgain{50};  // between two times that they are counted
 constexpr seconds kFormPatience{60};    // for a group whose workers are all there
 constexpr seconds kSettlePatience{10};
 // Of one command that moves tokens, on a rank. Two are under way at a time.
@@ -189,7 +189,7 @@ absl::Status Resizing::AwaitWorkers(int workers, int places, Clock::time_point p
 
 bool Resizing::Rest() {
   const CriticalSection section(lock_);
-  if (!stopping_) lock_.Wait(changed_, Clock::now() + kLookAgain);
+  if (!stopping_) lock_.Wait(changed_, Clock::now() + kCountAgain);
   return !stopping_;
 }
 
@@ -442,7 +442,7 @@ absl::Status Resizing::Await(Clock::time_point until, const std::function<bool()
     if (now >= until) {
       return Unavailable("GROUP_FORMING", "it took too long", options_.retry_delay);
     }
-    lock_.Wait(changed_, std::min(until, now + kLookAgain));
+    lock_.Wait(changed_, std::min(until, now + kCountAgain));
   }
 }
 
