@@ -19,9 +19,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kWorkerPatience{60};  // for workers that are missing
+constexpr seconds kWorkerPatience{60};   // for workers that are missing
 constexpr milliseconds kCountAgain{50};  // between two times that they are counted
-constexpr seconds kFormPatience{60};    // for a group whose workers are all there
+constexpr seconds kFormPatience{60};     // for a group whose workers are all there
 constexpr seconds kSettlePatience{10};
 // Of one command that moves tokens, on a rank. Two are under way at a time.
 constexpr size_t kBytesOfMove = size_t{8} << 20;

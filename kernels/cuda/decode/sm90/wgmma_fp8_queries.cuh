@@ -88,8 +88,8 @@ __device__ __forceinline__ int RawQueryPlace(int packed_row, int chunk) {
 }
 
 // Where a 16-byte chunk of a query lies that comes `pairs` pairs of chunks behind the one at
-// `first`, one of the row's first two. Rows have four pairs: two pieces of 64 dimensions share a
-// row.
+// `first`. Rows have four pairs, so two pieces of 64 dimensions share a row. (The numbers of both
+// pairs in the row have no bit in common.)
 __device__ __forceinline__ int PairsFurther(int first, int pairs) {
   return pairs / 4 * (64 * kTileRowBytes) + (first ^ pairs % 4 * 32);
 }
