@@ -16,8 +16,8 @@ __device__ __forceinline__ uint32_t AddPairs(uint32_t a, uint32_t b) {
   return y;
 }
 
-// Of a tile of K of head dim 128: rows of 64 bytes, 64 tokens of the first 64 dimensions and then
-// of the others, as panels lie in the cache (page_layout.h). (PTX ISA, "matrix descriptor": 64-byte
+// Of a tile of K: rows of 64 bytes, 64 tokens of the first 64 dimensions and then of the others, if
+// there are any, as panels lie in the cache (page_layout.h). (PTX ISA, "matrix descriptor": 64-byte
 // swizzle, eight rows 512 bytes after the eight before.)
 __device__ __forceinline__ uint64_t KeyDescriptor(uint32_t keys) {
   constexpr uint64_t kSwizzle64 = uint64_t{2} << 62;
