@@ -3,10 +3,12 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <thread>
 
+#include "service/api/long_answers.h"
 #include "tests/service/fake_group.h"
 #include "tests/service/model_host.h"
 #include "tests/service/raw_call.h"
@@ -73,6 +75,40 @@ TEST_F(StreamTest, CallsOfManySequencesAreInFlightTogetherAndEachSequenceInOrder
   EXPECT_EQ(answered.size(), requests.size());
   const auto statistics = service.Topology().statistics();
   EXPECT_LT(statistics.steps(), statistics.requests()) << "sequences share steps";
+}
+
+// Long replies are sent by another thread than short ones.
+TEST_F(StreamTest, LongRepliesAndShortOnesAllCome) {
+  TestService service({.workers = 2});
+  constexpr int kSequences = 2;
+  Prepare(service, kSequences);
+  ModelHost host(&service.stub(), "m", spec_, DType::kF32, 1);
+  grpc::ClientContext context;
+  const auto stream = service.stub().AttendStream(&context);
+  std::vector<v1::AttendRequest> requests;
+  for (const int32_t tokens : {1, 400, 1, 1, 400, 400, 1}) {
+    for (uint64_t id = 1; id <= kSequences; ++id) {
+      requests.push_back(host.MakeStep(0, {{id, tokens}}));
+      requests.back().set_request_id(requests.size());
+    }
+  }
+  std::thread writer([&] {
+    for (const auto& request : requests) ASSERT_TRUE(stream->Write(request));
+    stream->WritesDone();
+  });
+  std::set<uint64_t> answered;
+  size_t longest = 0;
+  v1::AttendReply reply;
+  while (stream->Read(&reply)) {
+    ASSERT_EQ(reply.status().code(), 0) << reply.status().message();
+    EXPECT_TRUE(answered.insert(reply.request_id()).second);
+    host.Check(requests.at(reply.request_id() - 1), reply);
+    longest = std::max(longest, reply.ByteSizeLong());
+  }
+  writer.join();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(answered.size(), requests.size());
+  EXPECT_GT(longest, LongAnswers::kLongBytes);
 }
 
 TEST_F(StreamTest, AnErrorComesInItsReplyAndTheStreamGoesOn) {
