@@ -145,8 +145,11 @@ class Presets(unittest.TestCase):
 
     @staticmethod
     def steps(command, path):
-        """What `make` would run."""
-        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        """What `make` would run, whatever the settings of a `make` that runs this test."""
+        makefile = (support.SOURCE / "Makefile").read_text(encoding="utf-8")
+        settings = re.findall(r"^([A-Z_]+) \?=", makefile, re.MULTILINE)
+        of_make = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", *settings}
+        environment = {k: v for k, v in os.environ.items() if k not in of_make}
         return support.run(*command.split(), "-n", cwd=support.SOURCE, env=environment | {"PATH": path}).stdout
 
     def test_pages_say_how_the_folders_that_they_use_are_built(self):

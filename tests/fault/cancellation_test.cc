@@ -8,6 +8,7 @@
 
 #include "tests/fault/cancellation_rig.h"
 #include "tests/support/trend.h"
+#include "tests/support/usage.h"
 
 namespace tributary::test {
 namespace {
@@ -18,12 +19,7 @@ constexpr int kClients = 8;
 constexpr int kInjections = 1000;
 constexpr uint64_t kSeed = 20240607;
 
-// Sanitizers keep what was freed, and shadows of it.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr size_t kMostMoreMemory = size_t{1} << 30;
-#else
-constexpr size_t kMostMoreMemory = size_t{64} << 20;
-#endif
+constexpr size_t kMostMoreMemory = size_t{kMemoryIsInstrumented ? 1024 : 64} << 20;
 
 TEST(Cancellation, LostInterestChangesNothingForOthersAndLeavesNothingBehind) {
   CancellationRig rig(kRanks, kClients, kSeed);

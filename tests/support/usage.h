@@ -11,6 +11,14 @@
 
 namespace tributary::test {
 
+// Sanitizers keep what was freed, and shadows of all memory: a process then takes several times
+// what it would by itself.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kMemoryIsInstrumented = true;
+#else
+inline constexpr bool kMemoryIsInstrumented = false;
+#endif
+
 struct Usage {
   // Bytes in RAM: all, the most there ever were, and those without a file behind them (heap and
   // stacks; the rest is code, which comes in as it is used).
