@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -60,7 +61,7 @@ TEST_F(CpuDoorbellTest, AWaitEndsByItsBoundWhateverTheOtherSideWrites) {
   const Clock::time_point begin = Clock::now();
   std::thread other([&] {
     for (int i = 0; i < 20; ++i) {
-      *there().sleeps = 0;  // a hostile one
+      std::atomic_ref<uint32_t>(*there().sleeps).store(0);  // a hostile one
       Ring(there(), static_cast<uint32_t>(-i));
       std::this_thread::sleep_for(milliseconds(2));
     }

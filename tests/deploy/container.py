@@ -57,6 +57,7 @@ def build(spec):
         if os.path.isdir(one["source"]):
             place.mkdir(parents=True, exist_ok=True)
         else:
+            place.parent.mkdir(parents=True, exist_ok=True)
             place.touch()
         bind(one["source"], place, one.get("readOnly", False))
     mount("-o", "remount,bind,ro", root)

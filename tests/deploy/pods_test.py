@@ -89,7 +89,9 @@ class Pod:
 
     def command(self, one, index, entrypoint):
         """A container's command line on this machine."""
-        environment = {}
+        # What a sanitizer is told is the build's, and in no manifest, nor are the files that this names.
+        environment = {name: value for name, value in os.environ.items() if name.endswith("SAN_OPTIONS")}
+        told = re.findall(r"suppressions=([^:]+)", ":".join(environment.values()))
         for variable in one.get("env", []):
             path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
             known = {"status.podIP": self.address, "metadata.uid": f"uid-of-{self.name}", "": variable.get("value")}
@@ -98,6 +100,7 @@ class Pod:
         words = [re.sub(r"\$\((\w+)\)", lambda m: environment[m[1]], word) for word in words]
         context = self.spec["securityContext"]
         mounts = [{"path": "/etc/hosts", "source": str(self.folder / "hosts"), "readOnly": True}]
+        mounts += [{"path": file, "source": file, "readOnly": True} for file in told]
         mounts += [{"path": mount["mountPath"], "source": str(self.folder / "volumes" / mount["name"]),
                     "readOnly": mount.get("readOnly", False)} for mount in one.get("volumeMounts", [])]
         if "/tmp" not in [mount["path"] for mount in mounts]:

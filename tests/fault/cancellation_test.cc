@@ -19,7 +19,7 @@ constexpr int kClients = 8;
 constexpr int kInjections = 1000;
 constexpr uint64_t kSeed = 20240607;
 
-constexpr size_t kMostMoreMemory = size_t{kMemoryIsInstrumented ? 1024 : 64} << 20;
+constexpr size_t kMostMoreMemory = size_t{kInstrumented ? 1024 : 64} << 20;
 
 TEST(Cancellation, LostInterestChangesNothingForOthersAndLeavesNothingBehind) {
   CancellationRig rig(kRanks, kClients, kSeed);

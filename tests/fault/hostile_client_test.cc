@@ -378,7 +378,7 @@ TEST(HostileClients, ThatSendMoreThanTheBoundAreHeldBackWhileOthersAreServed) {
   EXPECT_GT(position, 0);
   // docs/security.md: what is in flight, two messages, and what the process needs by itself. All
   // clients together send 768 MiB at a time.
-  if (kMemoryIsInstrumented) return;
+  if (kInstrumented) return;
   const auto bound = static_cast<size_t>(kInFlight + 2 * kMessage);
   EXPECT_LT(UsageOf(coordinator->pid()).peak - before, bound + (size_t{64} << 20));
 }

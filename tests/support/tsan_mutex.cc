@@ -67,6 +67,13 @@ void Unlock(absl::Mutex* mutex, OfMutex next, unsigned flags) {
             [=] { __tsan_mutex_post_unlock(mutex, flags); });
 }
 
+// A function that waits and then takes the mutex.
+template <typename Take>
+auto Taking(absl::Mutex* mutex, const Take& take) {
+  return Announced([=] { __tsan_mutex_pre_lock(mutex, 0); }, take,
+                   [=] { __tsan_mutex_post_lock(mutex, 0, 0); });
+}
+
 // A function that lets go of the mutex, waits, and takes it again.
 template <typename Wait>
 auto Waiting(absl::Mutex* mutex, const Wait& wait) {
@@ -113,6 +120,24 @@ bool Mutex::TryLock() {
               __tsan_mutex_post_lock(this, __tsan_mutex_try_lock | failed, 0);
             });
   return taken;
+}
+
+void Mutex::LockWhen(const Condition& condition) {
+  static const auto next =
+      Next<void (*)(Mutex*, const Condition&)>("5Mutex8LockWhenERKNS0_9ConditionE");
+  Taking(this, [&] { next(this, condition); });
+}
+
+bool Mutex::LockWhenWithTimeout(const Condition& condition, Duration timeout) {
+  static const auto next = Next<bool (*)(Mutex*, const Condition&, Duration)>(
+      "5Mutex19LockWhenWithTimeoutERKNS0_9ConditionENS0_8DurationE");
+  return Taking(this, [&] { return next(this, condition, timeout); });
+}
+
+bool Mutex::LockWhenWithDeadline(const Condition& condition, Time deadline) {
+  static const auto next = Next<bool (*)(Mutex*, const Condition&, Time)>(
+      "5Mutex20LockWhenWithDeadlineERKNS0_9ConditionENS0_4TimeE");
+  return Taking(this, [&] { return next(this, condition, deadline); });
 }
 
 void Mutex::Await(const Condition& condition) {

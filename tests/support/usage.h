@@ -11,12 +11,12 @@
 
 namespace tributary::test {
 
-// Sanitizers keep what was freed, and shadows of all memory: a process then takes several times
-// what it would by itself.
+// Whether this is a build of a sanitizer. It keeps what was freed, and shadows of all memory, so
+// that a process takes several times what it would by itself, and it is several times slower.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kMemoryIsInstrumented = true;
+inline constexpr bool kInstrumented = true;
 #else
-inline constexpr bool kMemoryIsInstrumented = false;
+inline constexpr bool kInstrumented = false;
 #endif
 
 struct Usage {
