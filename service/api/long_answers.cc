@@ -1,7 +1,5 @@
 #include "service/api/long_answers.h"
 
-#include <utility>
-
 namespace tributary::service {
 
 LongAnswers::LongAnswers() : thread_([this] { Loop(); }) {}
@@ -15,8 +13,7 @@ LongAnswers::~LongAnswers() {
   thread_.join();
 }
 
-void LongAnswers::Send(size_t bytes, std::function<void()> send) {
-  if (bytes < kLongBytes) return send();
+void LongAnswers::SendLater(std::function<void()> send) {
   const MutexLock lock(mutex_);
   waiting_.push_back(std::move(send));
   changed_.NotifyOne();

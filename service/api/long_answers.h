@@ -1,14 +1,15 @@
 // A thread that sends long answers.
 //
-// gRPC hands what it sends to the connection on the thread that answers, which takes the kernel
-// 0.7 ms for some megabytes. The thread on which a step ends answers many callers: each would wait
-// for the long answers to those before it.
+// gRPC gives what it sends to the connection on the thread that answers. For some megabytes the
+// operating system takes 0.7 ms to copy them. The thread on which a step ends answers many callers:
+// each of them would wait for the long answers to those before it.
 #pragma once
 
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <thread>
+#include <utility>
 
 #include "base/sync/mutex.h"
 
@@ -28,9 +29,17 @@ class LongAnswers {
 
   // Calls `send`, which sends an answer of so many bytes: at once if it is short; otherwise on the
   // thread, behind the long answers that came before it. It must not throw, and may not use this.
-  void Send(size_t bytes, std::function<void()> send);
+  template <typename Call>
+  void Send(size_t bytes, Call send) {
+    if (bytes < kLongBytes) {
+      send();
+    } else {
+      SendLater(std::move(send));
+    }
+  }
 
  private:
+  void SendLater(std::function<void()> send);
   void Loop();
 
   Mutex mutex_;

@@ -32,7 +32,7 @@ constexpr int kRanks = 2;
 
 // The exit code of a process that a second signal ended at once, and so with threads that run.
 // ThreadSanitizer has a code of its own for that.
-auto IsEndBy(int signal) {
+auto IsEndedBy(int signal) {
   constexpr int kOfThreadSanitizer = 66;
   return ::testing::AnyOf(::testing::Optional(128 + signal),
                           ::testing::Optional(kInstrumented ? kOfThreadSanitizer : 128 + signal));
@@ -319,7 +319,7 @@ TEST_F(Lifecycle, ASecondSignalEndsAtOnce) {
   EXPECT_TRUE(draining(*coordinator_));
   EXPECT_EQ(coordinator_->Wait(std::chrono::milliseconds(200)), std::nullopt) << "a call is open";
   coordinator_->Signal(SIGTERM);
-  EXPECT_THAT(coordinator_->Wait(kSoon), IsEndBy(SIGTERM));
+  EXPECT_THAT(coordinator_->Wait(kSoon), IsEndedBy(SIGTERM));
   call.join();
 
   // A worker that waits for a coordinator which does not answer.
@@ -330,7 +330,7 @@ TEST_F(Lifecycle, ASecondSignalEndsAtOnce) {
   workers_[0]->Signal(SIGTERM);
   EXPECT_TRUE(draining(*workers_[0]));
   workers_[0]->Signal(SIGINT);
-  EXPECT_THAT(workers_[0]->Wait(kSoon), IsEndBy(SIGINT));
+  EXPECT_THAT(workers_[0]->Wait(kSoon), IsEndedBy(SIGINT));
   coordinator_->Resume();
 }
 

@@ -36,6 +36,17 @@ Case Block(int32_t batch, int64_t length, DType kv, int32_t rows) {
   return WithBlock(Uniform(batch, length, kv), rows);
 }
 
+// The same of 64/8 heads, which gpt-oss has with a head dim of 64.
+Case WithBlockOf64Heads(Case c, int32_t rows, int32_t head_dim) {
+  c.q_heads = 64;
+  c.kv.kv_heads = 8;
+  c.kv.key_dim = c.kv.value_dim = head_dim;
+  c.rows = rows;
+  c.causal = false;
+  c.name += ", block " + std::to_string(rows) + ", 64/8, d " + std::to_string(head_dim);
+  return c;
+}
+
 Case WithHeads(Case c, int32_t gqa_ratio, int32_t head_dim) {
   c.q_heads = gqa_ratio * c.kv.kv_heads;
   c.kv.key_dim = c.kv.value_dim = head_dim;
@@ -183,15 +194,9 @@ std::vector<Case> SpreadCases() {
 // Wide rows over uneven contexts, and over heads of 64.
 std::vector<Case> WideCases() {
   std::vector<Case> cases;
-  for (const int32_t head_dim : {64, 128}) {  // the first are a block of gpt-oss
-    Case block = LogUniform(6, 1024, 102400, /*seed=*/43);
-    block.q_heads = 64;
-    block.kv.kv_heads = 8;
-    block.kv.key_dim = block.kv.value_dim = head_dim;
-    block.rows = 16;
-    block.causal = false;
-    block.name += ", block 16, 64/8, d " + std::to_string(head_dim);
-    cases.push_back(block);
+  for (const int32_t head_dim : {64, 128}) {
+    const Case lengths = LogUniform(6, 1024, 102400, /*seed=*/43);
+    cases.push_back(WithBlockOf64Heads(lengths, 16, head_dim));
   }
   for (const auto& [rows, causal] : {std::pair{5, true}, {8, false}}) {
     Case uneven = LogUniform(24, 1024, 40960, /*seed=*/6);
@@ -202,14 +207,7 @@ std::vector<Case> WideCases() {
   }
   // So many rows that multiplying takes longer than reading.
   for (const int32_t head_dim : {64, 128}) {
-    Case block = Uniform(1, 65536, DType::kFp8E4M3);
-    block.q_heads = 64;
-    block.kv.kv_heads = 8;
-    block.kv.key_dim = block.kv.value_dim = head_dim;
-    block.rows = 64;
-    block.causal = false;
-    block.name += ", block 64, 64/8, d " + std::to_string(head_dim);
-    cases.push_back(block);
+    cases.push_back(WithBlockOf64Heads(Uniform(1, 65536, DType::kFp8E4M3), 64, head_dim));
   }
   return cases;
 }

@@ -38,7 +38,7 @@ __device__ __forceinline__ bool HasDraftBlock(const AttentionArgs& args, const W
 // Some of a draft block's tokens, as the widening warpgroup leaves them to a computing one.
 template <int kHeadDim>
 struct DraftTile {
-  static constexpr int kTokens = kHeadDim / 4;
+  static constexpr int kTokens = kHeadDim / 4;  // as many as a tile of widened V has room for
   static constexpr int kSteps = kTokens / kDraftTokens;
   static constexpr int kPanelBytes = kTokens * kTileRowBytes;
 
