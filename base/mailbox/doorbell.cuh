@@ -38,6 +38,19 @@ __device__ __forceinline__ uint32_t Look(const uint32_t* word) {
   return value;
 }
 
+// The same, and what was ordered before the word was set is seen from now on. Where the word lies
+// on this GPU it takes no longer than Look; a fence behind a look would take 0.14 us more, or 0.6
+// us where two GPUs are to agree.
+__device__ __forceinline__ uint32_t LookAndAcquire(const uint32_t* word, bool one_gpu) {
+  uint32_t value;
+  if (one_gpu) {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  } else {
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  }
+  return value;
+}
+
 __device__ __forceinline__ uint64_t Nanoseconds() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -52,11 +65,12 @@ __device__ __forceinline__ Awaited Await(const uint32_t* doorbell, uint32_t coun
   uint64_t begin = 0;
   while (true) {
     for (int i = 0; i < kLooks; ++i) {
-      const uint32_t rung = Look(doorbell);
       const uint32_t ended = Look(status);
+      const uint32_t rung = LookAndAcquire(doorbell, one_gpu);
       if (ended == 0 && !Reached(rung, count)) continue;
+      if (ended == 0) return Awaited::kReached;
       Fence(one_gpu);
-      return ended == 0 ? Awaited::kReached : Awaited::kEnded;
+      return Awaited::kEnded;
     }
     const uint64_t now = Nanoseconds();
     if (begin == 0) begin = now;

@@ -15,7 +15,7 @@ namespace tributary::collective::direct {
 template <int kRanks>
 inline __device__ void ReceiveMerged(const DirectArgs& a, uint32_t step) {
   const int movers = static_cast<int>(blockDim.x) - kWarp;
-  const int unit_bytes = a.value_dim * static_cast<int>(SizeOf(a.out_dtype));
+  const int unit_bytes = a.value_dim * a.OutBytes();
   const int packets = unit_bytes / kDirectPacket;
   for (int q = threadIdx.x; q < a.plan.units * packets; q += movers) {
     const int unit = q / packets;
@@ -65,7 +65,7 @@ inline __device__ void ReceiveMerged(const DirectArgs& a, uint32_t step) {
 // Packets [from, ...) of this rank's slice to rank 0, or into its output where this is rank 0.
 inline __device__ void SendMerged(const DirectArgs& a, uint32_t step) {
   const int movers = static_cast<int>(blockDim.x) - kWarp;
-  const int unit_bytes = a.value_dim * static_cast<int>(SizeOf(a.out_dtype));
+  const int unit_bytes = a.value_dim * a.OutBytes();
   const int packets = unit_bytes / kDirectPacket;
   const Units units = UnitsFor(a, a.rank);
   const Box box = BoxOf(a, DirectStage::kMerged, step, a.rank);

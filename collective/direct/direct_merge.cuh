@@ -275,7 +275,7 @@ class PartialExchange {
   __device__ __forceinline__ void Deliver(int unit, int packet, int32_t slice_unit, size_t pair,
                                           const float (&x)[kCount], float lse) {
     const Words<kCount> words = EncodeOutput(x, a_.out_dtype);
-    const size_t size = SizeOf(a_.out_dtype);
+    const auto size = static_cast<size_t>(a_.OutBytes());
     const size_t in_unit = static_cast<size_t>(packet) * kCount * size;
     const size_t unit_bytes = a_.value_dim * size;
     if (a_.plan.route == DirectRoute::kTwoHops && a_.rank != 0) {

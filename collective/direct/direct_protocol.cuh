@@ -108,9 +108,9 @@ struct Box {
 
 __device__ __forceinline__ Box BoxOf(const DirectArgs& a, DirectStage stage, uint32_t step,
                                      int source) {
-  const DType type = stage == DirectStage::kMerged ? a.out_dtype : DType::kF32;
+  const int32_t bytes = stage == DirectStage::kMerged ? a.OutBytes() : 4;
   return {a.layout.inbox(stage, step % kDirectSlots, source, static_cast<int>(blockIdx.x)),
-          static_cast<size_t>(a.plan.units) * a.value_dim * SizeOf(type)};
+          static_cast<size_t>(a.plan.units) * a.value_dim * static_cast<size_t>(bytes)};
 }
 
 // ---------------------------------------------------------------------------------------------

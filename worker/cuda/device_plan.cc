@@ -10,6 +10,7 @@ namespace {
 constexpr size_t kAlignment = 256;
 // Slots of context that a prefill gathers at a time, at most: 128 MiB for 8 KV heads of 128.
 constexpr int64_t kMostGatheredSlots = 32768;
+static_assert(kMostGatheredSlots >= cuda::kInvariantSlots);
 
 size_t RoundUp(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -52,16 +53,25 @@ int32_t PaddedCount(int32_t count) {
   return (count + step - 1) / step * step;
 }
 
-bool ManyRows(const RowPass& pass, const cuda::KernelOptions& kernels) {
-  return pass.many_rows && !kernels.batch_invariant;
-}
-
 template <typename T>
 Section DevicePlan::Place(const T* data, size_t count, size_t room) {
   const Section section{bytes_, count};
   copies_.push_back({section, data, count * sizeof(T), room * sizeof(T)});
   bytes_ += RoundUp(room * sizeof(T), kAlignment);
   return section;
+}
+
+void DevicePlan::PlaceWriteSlots(const std::vector<int64_t>& slots) {
+  append_places_ = padded_tokens_;
+  if (!cuda::ListIfThatPays(slots, &append_list_)) {
+    write_slots_ = Place(slots.data(), slots.size(), static_cast<size_t>(padded_tokens_));
+    return;
+  }
+  const cuda::AppendList& list = append_list_;
+  append_places_ = PaddedCount(static_cast<int32_t>(list.slots.size()));
+  const auto room = static_cast<size_t>(append_places_);
+  write_slots_ = Place(list.slots.data(), list.slots.size(), room);
+  listed_tokens_ = Place(list.tokens.data(), list.tokens.size(), room);
 }
 
 void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTypes& types,
@@ -77,11 +87,10 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
   padded_tokens_ = PaddedCount(plan.new_tokens);
   padded_rows_ = PaddedCount(plan.query_rows);
   const auto tokens = static_cast<size_t>(padded_tokens_);
-  write_slots_ = compare_slots_ = entry_of_token_ = kept_slots_ = {};
+  write_slots_ = listed_tokens_ = compare_slots_ = entry_of_token_ = kept_slots_ = {};
+  append_places_ = 0;
   entries_ = 0;
-  if (!plan.write_slots.empty()) {
-    write_slots_ = Place(plan.write_slots.data(), plan.write_slots.size(), tokens);
-  }
+  if (!plan.write_slots.empty()) PlaceWriteSlots(plan.write_slots);
   if (!plan.compare_slots.empty()) {
     compare_slots_ = Place(plan.compare_slots.data(), plan.compare_slots.size(), tokens);
     entry_of_token_ = Place(plan.entry_of_token.data(), plan.entry_of_token.size(), tokens);
@@ -121,7 +130,7 @@ void DevicePlan::MakePass(const CacheSpec& spec, const StepPlan& plan, const Row
       std::span(plan.context_keys)
           .subspan(static_cast<size_t>(pass.row_begin), static_cast<size_t>(pass.row_count));
   PassLaunch& launch = passes_[index];
-  launch.many_rows = ManyRows(pass, options.kernels);
+  launch.many_rows = pass.many_rows;
   launch.shared = {};
   if (launch.many_rows) {
     MakeManyRows(spec, pass, keys, options, &launch.many, &host);
@@ -230,7 +239,8 @@ void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
   launch->choice =
       cuda::ChoosePrefill(options.device, launch->shape,
                           {.portable = options.kernels.portable,
-                           .fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype)});
+                           .fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype),
+                           .batch_invariant = options.kernels.batch_invariant});
   launch->workspace_slots = GatheredSlots(pass.entries, spec.page_size);
   const cuda::PrefillPlanShape shape = cuda::PrefillPlanShapeFor(
       launch->choice, launch->shape, options.device, launch->workspace_slots);
@@ -342,6 +352,9 @@ std::vector<uint64_t> DevicePlan::Signature() const {
                                   static_cast<uint64_t>(padded_rows_),
                                   write_slots_.offset,
                                   write_slots_.count > 0,
+                                  listed_tokens_.offset,
+                                  listed_tokens_.count > 0,
+                                  static_cast<uint64_t>(append_places_),
                                   compare_slots_.offset,
                                   entry_of_token_.offset,
                                   kept_slots_.offset,

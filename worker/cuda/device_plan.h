@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "collective/exchange/exchange.h"
+#include "kernels/cuda/append/append_list.h"
 #include "kernels/cuda/decode/attention.h"
 #include "kernels/cuda/decode/block_attention.h"
 #include "kernels/cuda/decode/shared_attention.h"
@@ -109,10 +110,6 @@ struct DevicePlanOptions {
   cuda::KernelOptions kernels;
 };
 
-// Whether kernels for many rows serve a pass. Batch-invariant results take the same kernel however
-// many there are.
-bool ManyRows(const RowPass& pass, const cuda::KernelOptions& kernels);
-
 class DevicePlan {
  public:
   // Makes the plan in place. The memory of the plan before is used again.
@@ -136,8 +133,12 @@ class DevicePlan {
     return passes_.size() == 1 ? padded_rows_ : pass.row_count;
   }
 
-  // int64. Empty: the step writes nothing.
+  // int64. Empty: the step writes nothing. They are of all tokens in their order or, where
+  // listed_tokens is not empty, of those (kernels/cuda/append/append_list.h).
   const Section& write_slots() const { return write_slots_; }
+  const Section& listed_tokens() const { return listed_tokens_; }  // int32
+  // How many of these slots an append is launched for.
+  int32_t append_places() const { return append_places_; }
   // int64. Empty: the step compares nothing. The two below belong to it.
   const Section& compare_slots() const { return compare_slots_; }
   const Section& entry_of_token() const { return entry_of_token_; }  // int32
@@ -203,6 +204,7 @@ class DevicePlan {
   // For a draft: which rows of each pass see which tokens of the block.
   void MakeBlocks(const StepPlan& plan);
   void PlacePrefill(const cuda::PrefillPlan& made, int64_t rows, PrefillLaunch* launch);
+  void PlaceWriteSlots(const std::vector<int64_t>& slots);
   template <typename T>
   Section Place(const T* data, size_t count, size_t room);
 
@@ -212,6 +214,8 @@ class DevicePlan {
   int32_t padded_rows_ = 0;
   int32_t entries_ = 0;
   Section write_slots_;
+  Section listed_tokens_;
+  int32_t append_places_ = 0;
   Section compare_slots_;
   Section entry_of_token_;
   Section kept_slots_;
@@ -226,6 +230,7 @@ class DevicePlan {
   size_t workspace_bytes_ = 0;
   size_t bytes_ = 0;
 
+  cuda::AppendList append_list_;
   std::vector<Host> hosts_;  // one per pass, then one for the new tokens
   std::vector<cuda::PlanEntry> plan_entries_;
   std::vector<int32_t> table_begins_;  // of the pass's entries

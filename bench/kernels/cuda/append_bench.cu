@@ -2,7 +2,8 @@
 //
 // Bytes count what is read and what is written. Cold L2: consecutive calls use different copies of
 // the input and of the cache. Each case is checked against the host's encoder on sampled elements
-// before it is timed. Usage: append_bench [--json FILE]
+// before it is timed. Usage: append_bench [--unlisted] [--json FILE]; --unlisted takes tokens in
+// their own order everywhere.
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -10,6 +11,7 @@
 
 #include "bench/kernels/cuda/gpu_bench.h"
 #include "kernels/cuda/append/append.h"
+#include "kernels/cuda/append/append_list.h"
 #include "kernels/cuda/layout/page_layout.h"
 #include "kernels/element.h"
 
@@ -27,6 +29,7 @@ struct Case {
   // Every rank's tokens come in turns of this many; 0: all tokens are ours.
   int32_t interleave = 0;
   int32_t ranks = 1;
+  int32_t first_position = 0;  // of the tokens, in their sequence
 };
 
 std::string NameOf(const Case& c) {
@@ -35,6 +38,7 @@ std::string NameOf(const Case& c) {
   if (c.ranks > 1) {
     name += ", 1 of " + std::to_string(c.ranks) + " in turns of " + std::to_string(c.interleave);
   }
+  if (c.first_position > 0) name += ", from position " + std::to_string(c.first_position);
   return name;
 }
 
@@ -46,20 +50,21 @@ struct Result {
 
 // Slots in shuffled pages of the tokens of rank 0.
 std::vector<int64_t> SlotsOf(const Case& c, std::vector<int32_t>* pages) {
-  pages->resize((c.tokens + c.page_size - 1) / c.page_size);
+  pages->resize((c.first_position + c.tokens + c.page_size - 1) / c.page_size);
   std::iota(pages->begin(), pages->end(), 0);
   std::shuffle(pages->begin(), pages->end(), std::mt19937(3));
   const DcpLayout layout{0, c.ranks, std::max(1, c.interleave)};
   std::vector<int64_t> slots(c.tokens, -1);
   for (int64_t token = 0; token < c.tokens; ++token) {
-    if (OwnerOf(layout, token) != 0) continue;
-    const int64_t slot = LocalSlot(layout, token);
+    const int64_t position = c.first_position + token;
+    if (OwnerOf(layout, position) != 0) continue;
+    const int64_t slot = LocalSlot(layout, position);
     slots[token] = int64_t{(*pages)[slot / c.page_size]} * c.page_size + slot % c.page_size;
   }
   return slots;
 }
 
-Result Run(const Case& c, GraphTimer& timer) {
+Result Run(const Case& c, bool unlisted, GraphTimer& timer) {
   const size_t elements = size_t(c.tokens) * c.kv_heads * c.head_dim;
   std::vector<int32_t> pages;
   const std::vector<int64_t> host_slots = SlotsOf(c, &pages);
@@ -79,7 +84,10 @@ Result Run(const Case& c, GraphTimer& timer) {
     FillRandom(v.back(), DType::kBf16, 2 * i + 1);
     cache.back().Poison();
   }
-  const GpuArray<int64_t> slots(host_slots);
+  AppendList list;
+  const bool listed = !unlisted && ListIfThatPays(host_slots, &list);
+  const GpuArray<int64_t> slots(listed ? list.slots : host_slots);
+  const GpuArray<int32_t> listed_tokens(listed ? list.tokens : std::vector<int32_t>(1));
   const GpuArray<float> scales(std::vector<float>(c.kv_heads, 0.75f));
   const auto launch = [&](int call) {
     AppendArgs args;
@@ -89,8 +97,9 @@ Result Run(const Case& c, GraphTimer& timer) {
     if (IsFp8(c.kv)) args.k_scale = args.v_scale = scales.data();
     args.k = k[call % copies].data();
     args.v = v[call % copies].data();
-    args.tokens = c.tokens;
+    args.tokens = static_cast<int32_t>(listed ? list.slots.size() : host_slots.size());
     args.slots = slots.data();
+    args.listed = listed ? listed_tokens.data() : nullptr;
     Check(LaunchAppend(args, timer.stream()));
   };
   launch(0);
@@ -130,9 +139,12 @@ Result Run(const Case& c, GraphTimer& timer) {
 }
 
 int Main(int argc, char** argv) {
-  const char* json = argc == 3 && std::strcmp(argv[1], "--json") == 0 ? argv[2] : nullptr;
-  if (argc > 1 && json == nullptr) {
-    std::fprintf(stderr, "usage: append_bench [--json FILE]\n");
+  const bool unlisted = argc > 1 && std::strcmp(argv[1], "--unlisted") == 0;
+  const int rest = argc - unlisted;
+  const bool has_json = rest == 3 && std::strcmp(argv[argc - 2], "--json") == 0;
+  const char* json = has_json ? argv[argc - 1] : nullptr;
+  if (rest > 1 && !has_json) {
+    std::fprintf(stderr, "usage: append_bench [--unlisted] [--json FILE]\n");
     return 2;
   }
   std::vector<Case> cases;
@@ -144,6 +156,7 @@ int Main(int argc, char** argv) {
     cases.push_back({.kv = kv, .tokens = 65536});
     cases.push_back({.kv = kv, .tokens = 32768, .interleave = 16, .ranks = 4});
     cases.push_back({.kv = kv, .tokens = 32768, .interleave = 1, .ranks = 4});
+    cases.push_back({.kv = kv, .first_position = 5});
   }
   GraphTimer timer;
   FILE* out = json == nullptr ? nullptr : std::fopen(json, "w");
@@ -152,7 +165,7 @@ int Main(int argc, char** argv) {
   int wrong = 0;
   bool first = true;
   for (const Case& c : cases) {
-    const Result r = Run(c, timer);
+    const Result r = Run(c, unlisted, timer);
     const double rate = r.bytes / (r.microseconds * 1e-6);
     std::printf("%-60s %8.1f %7.2f%s\n",
                 (NameOf(c) + ", page " + std::to_string(c.page_size)).c_str(), r.microseconds,

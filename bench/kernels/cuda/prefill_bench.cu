@@ -4,7 +4,7 @@
 // size of L2. The calls are captured in one CUDA graph; a figure is the median of its replays
 // divided by the number of its calls. Before a case is timed, sampled rows and heads are checked
 // against a float64 kernel that shares nothing with the measured ones but the layout. Usage:
-//   prefill_bench [--only TEXT] [--json FILE] [--portable] [--workspace SLOTS]
+//   prefill_bench [--only TEXT] [--json FILE] [--portable] [--invariant] [--workspace SLOTS]
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -174,8 +174,8 @@ std::vector<int32_t> ShuffledTable(size_t pages) {
 
 class Bench {
  public:
-  Bench(bool portable, int64_t workspace_slots)
-      : portable_(portable), workspace_slots_(workspace_slots) {
+  Bench(bool portable, bool invariant, int64_t workspace_slots)
+      : portable_(portable), invariant_(invariant), workspace_slots_(workspace_slots) {
     Check(QueryDevice(0, &device_));
   }
 
@@ -191,7 +191,7 @@ class Bench {
     context_shape.page_size = c.page_size;
     const PrefillChoice fresh_choice = ChoosePrefill(device_, fresh_shape, {portable_});
     const PrefillChoice context_choice =
-        ChoosePrefill(device_, context_shape, {portable_, c.fp8_queries});
+        ChoosePrefill(device_, context_shape, {portable_, c.fp8_queries, invariant_});
 
     const Rows rows(c, pages_of_one);
     PrefillPlan plan;
@@ -285,6 +285,7 @@ class Bench {
   }
 
   const bool portable_;
+  const bool invariant_;
   const int64_t workspace_slots_;
   DeviceProperties device_;
   GraphTimer timer_;
@@ -326,6 +327,7 @@ std::vector<Case> Cases() {
   }
   for (DType kv : {DType::kBf16, DType::kFp8E4M3}) {
     add("2K new over 64K", {.new_tokens = 2048, .context = 65536, .kv = kv});
+    add("1K new over 64K", {.new_tokens = 1024, .context = 65536, .kv = kv});
     add("4 x (4K new over 8K)", {.batch = 4, .new_tokens = 4096, .context = 8192, .kv = kv});
     add("128 new over 64K", {.new_tokens = 128, .context = 65536, .kv = kv});
     add("512 new over 32K", {.new_tokens = 512, .context = 32768, .kv = kv});
@@ -339,6 +341,7 @@ int Main(int argc, char** argv) {
   std::string only;
   std::string json;
   bool portable = false;
+  bool invariant = false;
   int64_t workspace_slots = 65536;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
@@ -349,6 +352,8 @@ int Main(int argc, char** argv) {
       json = value, ++i;
     } else if (flag == "--portable") {
       portable = true;
+    } else if (flag == "--invariant") {
+      invariant = true;
     } else if (flag == "--workspace") {
       workspace_slots = std::atoll(value), ++i;
     } else {
@@ -356,7 +361,7 @@ int Main(int argc, char** argv) {
       return 2;
     }
   }
-  Bench bench(portable, workspace_slots);
+  Bench bench(portable, invariant, workspace_slots);
   CaseFile file(json, "");
   std::printf("%-48s %10s %8s %9s  %s\n", "case", "us", "TFLOP/s", "error", "kernel");
   bool wrong = false;

@@ -25,7 +25,12 @@ struct AppendArgs {
   int32_t tokens = 0;
   // Where each token goes: page * page_size + slot in page, or kPadSlot (params.h) for tokens that
   // are not ours. Whole quads of slots (4i .. 4i + 3, as four neighbours of the call) are fastest.
+  // This and `listed` are read before the launches ahead have ended, so no kernel may write them.
   const int64_t* slots = nullptr;  // [tokens]
+  // Null: the i-th slot is of the i-th token. Otherwise `tokens` counts the places of a list
+  // (append_list.h), and this holds the token of each, which is any token where the slot is
+  // kPadSlot. LaunchAppend alone takes lists, and none with a gate.
+  const int32_t* listed = nullptr;  // [tokens]
   // Where the tokens are a layer of a session: passed before anything else. The launch is to have
   // few blocks (kMostGatedBlocks), because all of them wait, and the host computes meanwhile.
   mailbox::Gate gate;

@@ -233,6 +233,7 @@ PrefillChoice ChoosePrefillWith(const Features& features, const PrefillShape& sh
   const KvGeometry& g = shape.geometry;
   choice.compute = ComputeTypeOf(shape);
   choice.fp8_queries = options.fp8_queries;
+  choice.batch_invariant = options.batch_invariant;
   if (options.fp8_queries) choice.compute = DType::kF16;  // exact for all that is FP8
   if (features.tcgen05 && HasKernel<&HeadDims::prefill_sm100>(g)) {
     choice.kind = PrefillKind::kTcgen05;
@@ -265,6 +266,7 @@ PrefillPlanShape PrefillPlanShapeFor(const PrefillChoice& choice, const PrefillS
   // Two thread blocks of the portable kernel share a multiprocessor; wgmma_prefill fills one.
   plan.blocks = device.multiprocessors * (choice.kind == PrefillKind::kWgmma ? 1 : 2);
   plan.workspace_slots = workspace_slots;
+  plan.batch_invariant = choice.batch_invariant;
   return plan;
 }
 

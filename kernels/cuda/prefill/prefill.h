@@ -46,6 +46,7 @@ struct PrefillOptions {
   // Over an FP8 cache, queries are rounded to e4m3, too, with one scale per row and head. Where
   // there is wgmma they are multiplied with the keys as they are, which is faster.
   bool fp8_queries = false;
+  bool batch_invariant = false;  // as in PrefillPlanShape
 };
 
 enum class PrefillKind {
@@ -58,6 +59,7 @@ struct PrefillChoice {
   PrefillKind kind = PrefillKind::kMma;
   DType compute = DType::kBf16;  // the type multiplied, unless it is FP8: bf16 or f16
   bool fp8_queries = false;      // queries are rounded to FP8
+  bool batch_invariant = false;  // PrefillOptions
   int32_t rows_per_tile = 64;    // query rows of a query tile
   int32_t keys_per_tile = 64;    // slots of a KV tile
 };

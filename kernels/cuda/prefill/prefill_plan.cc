@@ -195,6 +195,17 @@ class Planner {
   std::vector<int32_t> last_of_block_;
 };
 
+// How many gathers of an entry come next, of those from `next` to `end`: 0 where they are to begin
+// with an empty workspace. `room` and `capacity`: what is left of the workspace, and all of it.
+int32_t NextGathers(const PrefillPlanShape& shape, int32_t next, int32_t end, int32_t room,
+                    int32_t capacity) {
+  if (!shape.batch_invariant) return std::min(end - next, room);
+  constexpr int32_t kOfPart = kInvariantSlots / kGatherSlots;
+  const int32_t part = std::min(end, (next / kOfPart + 1) * kOfPart) - next;
+  if (part > room && room < capacity) return 0;
+  return std::min(part, room);
+}
+
 }  // namespace
 
 void PlanPrefillContext(const PrefillPlanShape& shape, std::span<const PrefillEntry> entries,
@@ -211,12 +222,13 @@ void PlanPrefillContext(const PrefillPlanShape& shape, std::span<const PrefillEn
     int32_t next = any.begin / kGatherSlots;
     bool first = true;
     do {
-      if (used == capacity) {
+      int32_t take = NextGathers(shape, next, end, capacity - used, capacity);
+      if (take == 0 && next < end) {
         planner.EndPass();
         planner.BeginPass();
         used = 0;
+        take = NextGathers(shape, next, end, capacity, capacity);
       }
-      const int32_t take = std::min(end - next, capacity - used);
       const RowKeys slots{next * kGatherSlots, (next + take) * kGatherSlots};
       planner.AddGathers(entry, slots, any);
       planner.AddSegment(entry, {slots, used * kGatherSlots - slots.begin, slots.end}, first);
@@ -226,7 +238,7 @@ void PlanPrefillContext(const PrefillPlanShape& shape, std::span<const PrefillEn
     } while (next < end);
   }
   planner.EndPass();
-  planner.SplitIfFew(entries);
+  if (!shape.batch_invariant) planner.SplitIfFew(entries);
 }
 
 void PlanPrefillNewTokens(const PrefillPlanShape& shape, std::span<const PrefillEntry> entries,

@@ -23,6 +23,11 @@ namespace tributary::cuda {
 // Slots that one gather brings: a multiple of every kernel's KV tile.
 inline constexpr int32_t kGatherSlots = 128;
 
+// A batch-invariant plan attends over the context of every sequence in parts that end at multiples
+// of so many slots, one after the other.
+inline constexpr int32_t kInvariantSlots = 32768;
+static_assert(kInvariantSlots % kGatherSlots == 0);
+
 // A query tile of one head and the keys it attends over. A key is numbered by its local slot in the
 // sequence's context, or by the place of a new token in its sequence.
 struct alignas(16) PrefillItem {
@@ -89,6 +94,10 @@ struct PrefillPlanShape {
   // For context only: how many slots fit the workspace. With fewer than kGatherSlots, LaunchPrefill
   // refuses the plan.
   int64_t workspace_slots = 0;
+  // The result of a row is the same to the bit whatever else is in the call, and wherever a call is
+  // cut between rows: the context is cut at fixed places, and few items are not split over their
+  // keys. For that the workspace must hold kInvariantSlots slots, or all context of the call.
+  bool batch_invariant = false;
 };
 
 // The workspace holds partials for so many rows, counted once for each of their splits.

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cuda/append/append_list.h"
+#include "kernels/key_range.h"
 #include "kernels/reference.h"
 #include "tests/kernels/cuda/gpu_cache.h"
 
@@ -16,6 +18,7 @@ struct Case {
   CacheShape shape;
   DType input = DType::kBf16;
   bool scaled = false;
+  bool listed = false;
   std::vector<int64_t> slots;
 };
 
@@ -52,7 +55,10 @@ void ExpectMatchesReference(const Case& c) {
   const DeviceArray<std::byte> device_cache(Reorder(cache.kv(), cache.bytes(), Direction::kToGpu));
   const DeviceArray<std::byte> device_k(k), device_v(v);
   const DeviceArray<float> k_scale(cache.k_scale()), v_scale(cache.v_scale());
-  const DeviceArray<int64_t> slots(c.slots);
+  AppendList list;
+  if (c.listed) ListTokens(c.slots, &list);
+  const DeviceArray<int64_t> slots(c.listed ? list.slots : c.slots);
+  const DeviceArray<int32_t> listed(list.tokens);
   AppendArgs args;
   args.cache = device_cache.data();
   args.geometry = cache.kv().geometry;
@@ -62,8 +68,9 @@ void ExpectMatchesReference(const Case& c) {
   args.k = device_k.data();
   args.v = device_v.data();
   args.input_dtype = c.input;
-  args.tokens = tokens;
+  args.tokens = c.listed ? static_cast<int32_t>(list.slots.size()) : tokens;
   args.slots = slots.data();
+  args.listed = c.listed ? listed.data() : nullptr;
   const Status status = LaunchAppend(args, nullptr);
   ASSERT_TRUE(status.ok()) << status.message();
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -97,6 +104,15 @@ TEST(AppendTest, EveryTypeAndAlignment) {
         for (int64_t slot = 67; slot < 96; ++slot) c.slots.push_back(slot);
         c.slots.insert(c.slots.end(), {kPadSlot, 130, kPadSlot, 128, 191, 5});
         ExpectMatchesReference(c);
+        // Tokens of several ranks in turns, a run after it that begins inside a quad.
+        c.listed = true;
+        ExpectMatchesReference(c);
+        c.slots.clear();
+        for (int64_t slot = 97; slot < 128; ++slot) {
+          c.slots.insert(c.slots.end(), {kPadSlot, slot, kPadSlot});
+        }
+        for (int64_t slot = 2; slot < 23; ++slot) c.slots.push_back(slot);
+        ExpectMatchesReference(c);
       }
     }
   }
@@ -109,6 +125,36 @@ TEST(AppendTest, NothingToWriteChangesNothing) {
   ExpectMatchesReference(c);
   c.slots.assign(9, kPadSlot);
   ExpectMatchesReference(c);
+}
+
+TEST(AppendListTest, KeepsQuadsOfSlotsTogether) {
+  const int64_t p = kPadSlot;
+  AppendList list;
+  ListTokens(std::vector<int64_t>{p, 14, 15, p, 48, 49, 50, 51, 7, p}, &list);
+  EXPECT_THAT(list.slots, ::testing::ElementsAre(p, p, 14, 15, 48, 49, 50, 51, p, p, p, 7));
+  EXPECT_THAT(list.tokens, ::testing::ElementsAre(0, 0, 1, 2, 4, 5, 6, 7, 0, 0, 0, 8));
+  EXPECT_EQ(AppendCost(list.slots), 4 + 1 + 4);
+  EXPECT_EQ(AppendCost(std::vector<int64_t>{p, 14, 15, p, 48, 49, 50, 51, 7, p}), 4 + 1 + 4);
+  ListTokens(std::vector<int64_t>(5, p), &list);
+  EXPECT_TRUE(list.slots.empty());
+}
+
+TEST(AppendListTest, PaysWhereQuadsAreTornOrTokensAreOfOthers) {
+  AppendList list;
+  const auto pays = [&](int64_t first, int32_t tokens, int32_t ranks, int32_t interleave) {
+    const DcpLayout layout{0, ranks, interleave};
+    std::vector<int64_t> slots;
+    for (int64_t position = first; position < first + tokens; ++position) {
+      slots.push_back(OwnerOf(layout, position) == 0 ? LocalSlot(layout, position) : kPadSlot);
+    }
+    return ListIfThatPays(slots, &list);
+  };
+  EXPECT_FALSE(pays(0, 4096, 1, 16)) << "all quads are whole";
+  EXPECT_TRUE(pays(5, 4096, 1, 16)) << "none is";
+  EXPECT_TRUE(pays(0, 4096, 4, 1)) << "each has one of our tokens";
+  EXPECT_TRUE(pays(0, 4096, 4, 16)) << "three of four launch threads for others";
+  EXPECT_FALSE(pays(5, 63, 1, 16)) << "too small";
+  EXPECT_FALSE(ListIfThatPays(std::vector<int64_t>(64, 3), &list)) << "single tokens";
 }
 
 TEST(AppendTest, RefusesTypesItDoesNotKnow) {

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -904,6 +905,50 @@ TEST(PrefillPlanTest, FewItemsAreSplitOverTheirKeys) {
   shape.blocks = 7;
   PlanPrefillContext(shape, entries, keys, &plan);
   EXPECT_EQ(plan.passes[0].splits, 1);
+}
+
+// How each row of the entry sees its context: [key begin, key end, accumulate] of every item of one
+// head that has the row, in the order of passes.
+std::vector<std::array<int32_t, 3>> PartsOfRow(const PrefillPlan& plan, int32_t row) {
+  std::vector<std::array<int32_t, 3>> parts;
+  for (const PrefillPass& pass : plan.passes) {
+    for (int32_t i = 0; i < pass.item_count; ++i) {
+      const PrefillItem& item = plan.items[pass.item_begin + i];
+      const bool has_row = item.row_begin <= row && row < item.row_begin + item.row_count;
+      if (item.head == 0 && has_row)
+        parts.push_back({item.key_begin, item.key_end, item.accumulate});
+    }
+  }
+  return parts;
+}
+
+TEST(PrefillPlanTest, InvariantPartsDoNotDependOnTheBatch) {
+  constexpr int64_t kContext = 2 * kInvariantSlots + 700;
+  PrefillPlanShape shape;
+  shape.blocks = 132;  // more than there are items
+  shape.batch_invariant = true;
+  const std::vector<KeyRange> keys(600, {0, kContext});
+  const auto parts_of = [&](std::vector<PrefillEntry> entries, int32_t row) {
+    PrefillPlan plan;
+    PlanPrefillContext(shape, entries, keys, &plan);
+    for (const PrefillPass& pass : plan.passes) {
+      EXPECT_EQ(pass.splits, 1);
+      EXPECT_LE(int64_t{pass.gather_count} * kGatherSlots, shape.workspace_slots);
+    }
+    return PartsOfRow(plan, row);
+  };
+  shape.workspace_slots = kInvariantSlots;
+  const auto alone = parts_of({{.row_begin = 0, .row_count = 200}}, 130);
+  EXPECT_THAT(alone, ::testing::ElementsAre(
+                         std::array<int32_t, 3>{0, kInvariantSlots, 0},
+                         std::array<int32_t, 3>{kInvariantSlots, 2 * kInvariantSlots, 1},
+                         std::array<int32_t, 3>{2 * kInvariantSlots, int32_t{kContext}, 1}));
+  // Others leave little room in the workspace, and the entry ends where a pass of rows does.
+  EXPECT_EQ(parts_of({{0, 100, 0}, {100, 40, 50}, {140, 200, 90}, {340, 9, 9}}, 140 + 130), alone);
+  EXPECT_EQ(parts_of({{0, 77, 0}, {77, 140, 90}}, 77 + 130), alone);
+  // Where all context fits, nothing is cut but at the same places.
+  shape.workspace_slots = 10 * kInvariantSlots;
+  EXPECT_EQ(parts_of({{0, 100, 0}, {100, 200, 90}}, 100 + 130), alone);
 }
 
 // A workspace that holds no gather makes a plan that no launch takes.

@@ -124,6 +124,20 @@ TEST_F(DevicePlanTest, TokensBeyondThePlanArePadding) {
   EXPECT_THAT(std::vector(slots.begin() + 17, slots.end()), Each(kPadSlot));
 }
 
+TEST_F(DevicePlanTest, TokensAreListedWhereQuadsWouldBeTorn) {
+  const DevicePlan& made = Make(StepKind::kAppend, {{1, 37, 0, 300}});
+  EXPECT_EQ(made.append_places(), PaddedCount(static_cast<int32_t>(made.write_slots().count)));
+  const auto slots = Read<int64_t>(made.write_slots());
+  const auto tokens = Read<int32_t>(made.listed_tokens());
+  ASSERT_EQ(slots.size(), tokens.size());
+  std::vector<int64_t> written(plan_->write_slots.size(), kPadSlot);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] != kPadSlot) written[static_cast<size_t>(tokens[i])] = slots[i];
+  }
+  EXPECT_EQ(written, plan_->write_slots);
+  EXPECT_EQ(Make(StepKind::kAppend, {{1, 0, 0, 17}}).listed_tokens().count, 0u);
+}
+
 TEST_F(DevicePlanTest, RepeatsAreComparedByEntry) {
   const DevicePlan& made =
       Make(StepKind::kDecode, {{1, 5, 1, 1}, {2, 0, 3, 3, /*replay=*/true}, {3, 9, 1, 1}});
@@ -228,12 +242,6 @@ TEST_F(DevicePlanTest, APrefillWritesEveryRowOfTheSlice) {
   EXPECT_EQ(context.shape.head_count, spec_.q_heads);
   EXPECT_GE(context.workspace_slots, 128);
   EXPECT_GE(made.workspace_bytes(), context.workspace_bytes);
-}
-
-TEST(ManyRowsTest, IsDecidedByThePassExceptWhenTheBatchMustNotMatter) {
-  EXPECT_FALSE(ManyRows({}, {}));
-  EXPECT_TRUE(ManyRows({.many_rows = true}, {}));
-  EXPECT_FALSE(ManyRows({.many_rows = true}, {.batch_invariant = true}));
 }
 
 // What serves a row does not depend on the rows beside it, nor on where a pass ends.

@@ -363,6 +363,24 @@ std::vector<float> DecodeMany(const CudaBackendOptions& options, bool company) {
   return all;
 }
 
+// The rows of one sequence's prompt, which comes in three parts, each beside other prompts or
+// alone.
+std::vector<float> PromptInParts(const CudaBackendOptions& options, bool company) {
+  const CacheSpec spec = Fp8Spec(2, 4, 40);
+  GpuRanks ranks(1, options);
+  TestHost host(ranks, spec, GpuTolerance());
+  for (const SequenceId sequence : {1, 2, 3}) host.Open(sequence);
+  std::vector<float> all;
+  for (const int32_t rows : {300, 90, 150}) {
+    std::vector<Move> moves = {{1, rows, rows}};
+    if (company) moves.insert(moves.end(), {{2, 200 - rows / 2, 200 - rows / 2}, {3, 20, 20}});
+    host.Step(StepKind::kPrefill, moves);
+    const auto count = static_cast<ptrdiff_t>(spec.q_heads * spec.head_dim) * rows;
+    all.insert(all.end(), host.last_o().begin(), host.last_o().begin() + count);
+  }
+  return all;
+}
+
 TEST(Gpu, GraphsChangeNothing) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   EXPECT_EQ(DecodeMany({.graphs = true}, true), DecodeMany({.graphs = false}, true));
@@ -372,6 +390,7 @@ TEST(Gpu, BatchInvariantResultsDoNotDependOnTheBatch) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   const CudaBackendOptions options{.batch_invariant = true};
   EXPECT_EQ(DecodeMany(options, true), DecodeMany(options, false));
+  EXPECT_EQ(PromptInParts(options, true), PromptInParts(options, false));
 }
 
 // A GPU and the CPU agree as closely as their arithmetic lets them.

@@ -11,7 +11,7 @@
 namespace tributary::worker::testing {
 namespace {
 
-constexpr int32_t kMostRows = 1024;  // of any scenario
+constexpr int32_t kMostRows = 4096;  // of any scenario, and as many tokens
 constexpr std::chrono::seconds kPatience{4};
 
 ExecutorOptions WithLog(ExecutorOptions options, const std::shared_ptr<SessionLog>& log) {
@@ -299,6 +299,7 @@ std::map<int, Reply> SessionRanks::Step(const Command& command, const StepComman
     rows += entry.query_rows;
     tokens += entry.new_tokens;
   }
+  EXPECT_LE(std::max(rows, tokens), kMostRows) << "a slot has no room for more";
   const LayerGeometry geometry = GeometryOf(spec_, spec_.layers[static_cast<size_t>(step.layer)]);
   HostSession::Results results =
       RunLayer(session, {geometry, step.q, step.k, step.v, rows, tokens});

@@ -61,6 +61,21 @@ TEST(GpuSessionTest, ForksThatReadTheirPagesTogether) {
                  /*forks=*/16);
 }
 
+// A thread looks at how far the session is all the time, also while a step is captured as a graph.
+TEST(GpuSessionTest, StepsOfManyShapesAreCapturedWhileTheyAreWatched) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  SessionRanks ranks;
+  TestHost host(ranks, LifecycleSpec(16), GpuTolerance());
+  host.set_row_stride(8);
+  host.Open(1);
+  for (int32_t rows = 1; rows <= 16; ++rows) {
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      host.Step(StepKind::kDecode, {{1, rows, rows}});
+      host.Truncate(1, 0);
+    }
+  }
+}
+
 TEST(GpuSessionTest, MixedBatchesAndRepeats) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   SessionRanks ranks;

@@ -77,8 +77,10 @@ absl::Status CudaOperations::AppendOrCompare() {
   if (keeps_tokens()) TRIBUTARY_RETURN_IF_ERROR(rank_.PartBeside(stream_));
   kept_tokens_wait_ = keeps_tokens();
   if (plan_.write_slots().count > 0) {
-    TRIBUTARY_RETURN_IF_ERROR(
-        ToAbsl(cuda::LaunchAppend(AppendArgsFor(plan_.write_slots()), stream_)));
+    cuda::AppendArgs args = AppendArgsFor(plan_.write_slots());
+    args.tokens = plan_.append_places();
+    if (plan_.listed_tokens().count > 0) args.listed = At<int32_t>(plan_.listed_tokens());
+    TRIBUTARY_RETURN_IF_ERROR(ToAbsl(cuda::LaunchAppend(args, stream_)));
   }
   if (plan_.compare_slots().count == 0) return absl::OkStatus();
   TRIBUTARY_CUDA_OK(cudaMemsetAsync(

@@ -195,6 +195,7 @@ class CudaOperations final : public StepOperations {
   absl::Status EnqueueToRegions(const StepOutput& output, int32_t row);
   absl::Status EnqueueToHost(const StepOutput& output, int32_t row);
   void BringFromStaging() const;
+  // For one slot per token.
   cuda::AppendArgs AppendArgsFor(const Section& slots) const;
   // Puts the tokens that the replica keeps into the second stream, once in a step. What comes later
   // in the step's own is launched before, so that nothing waits for it.

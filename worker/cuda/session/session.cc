@@ -146,9 +146,7 @@ absl::Status CudaSession::AnswerProbe() {
 void CudaSession::Watch(OnSessionNews news, bool answers) {
   std::function<bool()> answered;
   if (answers) {
-    answered = [this, memory = memory_.get()] {
-      return probe_launched_ && cudaStreamQuery(memory->stream()) != cudaErrorNotReady;
-    };
+    answered = [this] { return probe_launched_ && StateOfStream() != cudaErrorNotReady; };
   }
   watch_.Add(
       command_.session, memory_->progress(),
@@ -157,14 +155,19 @@ void CudaSession::Watch(OnSessionNews news, bool answers) {
         AddConflicts(&told);
         news(told);
       },
-      [this, memory = memory_.get()] {
+      [this] {
         EndIfHostIsSilent();
-        const cudaError_t state = cudaStreamQuery(memory->stream());
+        const cudaError_t state = StateOfStream();
         if (state == cudaSuccess || state == cudaErrorNotReady) return absl::OkStatus();
         return FromCuda("a layer of a session", state);
       },
       std::move(answered));
   watched_ = true;
+}
+
+cudaError_t CudaSession::StateOfStream() {
+  const MutexLock lock(capture_);
+  return cudaStreamQuery(memory_->stream());
 }
 
 CudaSession::~CudaSession() {
@@ -283,7 +286,8 @@ CudaPlace CudaSession::PlaceOf(const PlannedStep& step, const DevicePlan& plan,
   const bool small_append =
       !fetches && !gate.is_shared() && !stream_waits && !narrows_first &&
       step.kind != StepKind::kDflash && plan.write_slots().count > 0 &&
-      cuda::AppendBlocks(step.geometry().kv, plan.padded_tokens()) <= cuda::kMostGatedBlocks;
+      plan.listed_tokens().count == 0 &&
+      cuda::AppendBlocks(step.geometry().kv, plan.append_places()) <= cuda::kMostGatedBlocks;
   if (small_append) place.gate = gate;
   place.timed_gate = gate;
   return place;
@@ -434,8 +438,10 @@ absl::Status CudaSession::LaunchGraph(std::deque<Layer>& layers) {
   cudaGraphExec_t* graph = memory_->graphs().Seen(std::move(signature));
   if (graph == nullptr) return Launch(layers);
   if (*graph == nullptr) {
-    const absl::StatusOr<cudaGraphExec_t> captured =
-        CaptureGraph(memory_->stream(), [&] { return Launch(layers); });
+    const absl::StatusOr<cudaGraphExec_t> captured = [&] {
+      const MutexLock lock(capture_);
+      return CaptureGraph(memory_->stream(), [&] { return Launch(layers); });
+    }();
     if (absl::IsDataLoss(captured.status())) return captured.status();
     if (!captured.ok()) {
       // Nothing ran. The same launches do without a graph, only more slowly.

@@ -102,6 +102,8 @@ class CudaSession final : public DeviceSession {
   absl::Status LaunchLayer(Layer& layer);
   // The same as one graph, when the step resembles one before.
   absl::Status LaunchGraph(std::deque<Layer>& layers);
+  // How far the session's stream is, as cudaStreamQuery says it; for the watch's thread.
+  cudaError_t StateOfStream();
   // Takes memory for the differences that a step finds which repeats tokens.
   absl::Status ExpectDifferences(uint32_t first_count, std::deque<Layer>* layers);
   // Adds the conflicts of repeats that have ended.
@@ -122,6 +124,9 @@ class CudaSession final : public DeviceSession {
   std::atomic<bool> probe_launched_ = false;  // all of AnswerProbe is in the stream
   bool graphs_work_ = true;
   Waiting waiting_ = Waiting::kSpinningWarp;  // how the step waits that is being enqueued
+
+  // Held while the stream is captured. A query meanwhile would be an error, and end the capture.
+  Mutex capture_;
 
   Mutex mutex_;
   bool ended_ TRIBUTARY_GUARDED_BY(mutex_) = false;

@@ -8,6 +8,7 @@
 // wgmma_prefill_config.h holds the sizes.
 #pragma once
 
+#include "base/cuda/early_launch.cuh"
 #include "kernels/cuda/prefill/hidden_values.cuh"
 #include "kernels/cuda/prefill/row_results.cuh"
 #include "kernels/cuda/prefill/row_softmax.cuh"
@@ -257,6 +258,8 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   auto& shared = *reinterpret_cast<WgmmaPrefillShared<Traits>*>(shared_bytes);
   if (threadIdx.x == 0) shared.InitBarriers();
   shared.ClearMarks();
+  WaitForLaunchesAhead();
+  LetNextLaunchBegin();
   __syncthreads();
   if (threadIdx.x >= Traits::kThreads) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");

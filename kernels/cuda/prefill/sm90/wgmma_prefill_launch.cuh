@@ -31,8 +31,17 @@ cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStrea
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   }
   if (error != cudaSuccess) return error;
-  kernel<<<blocks, Traits::kBlockThreads, kBytes, stream>>>(args, maps);
-  return cudaGetLastError();
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(Traits::kBlockThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, args, maps);
 }
 
 }  // namespace tributary::cuda
