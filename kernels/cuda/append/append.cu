@@ -230,7 +230,7 @@ __device__ __forceinline__ void StoreKeyPadding(const PlaneAddress<kKv>& address
 
 // The values of a whole quad: full vectors, which lie one quad of vectors apart.
 template <DType kKv>
-__device__ __forceinline__ void StoreQuad(std::byte* first, const Elements& x) {
+__device__ __forceinline__ void StoreValueQuad(std::byte* first, const Elements& x) {
   constexpr int kVector = ValueVectorDims(SizeOf(kKv));
   static_assert(kDims % kVector == 0);
 #pragma unroll
@@ -326,7 +326,7 @@ __device__ __forceinline__ void AppendValues(const AppendArgs& args, const RawEl
     return;
   }
   if (quad.IsWhole()) {
-    StoreQuad<kKv>(address.Value(quad.slots[0], d), x);
+    StoreValueQuad<kKv>(address.Value(quad.slots[0], d), x);
     return;
   }
 #pragma unroll
