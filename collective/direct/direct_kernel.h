@@ -36,7 +36,7 @@ struct DirectArgs {
   void* out = nullptr;
   float* lse_out = nullptr;
   DType out_dtype = DType::kBf16;  // f32, bf16 or f16
-  uint64_t bound_ns = 0;  // the longest that a wait may take
+  uint64_t bound_ns = 0;           // the longest that a wait may take
   uint32_t* host_failure =
       nullptr;  // host memory that the GPU reaches; failures are reported there
 
