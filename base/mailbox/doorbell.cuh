@@ -67,10 +67,11 @@ __device__ __forceinline__ Awaited Await(const uint32_t* doorbell, uint32_t coun
     for (int i = 0; i < kLooks; ++i) {
       const uint32_t ended = Look(status);
       const uint32_t rung = LookAndAcquire(doorbell, one_gpu);
-      if (ended == 0 && !Reached(rung, count)) continue;
-      if (ended == 0) return Awaited::kReached;
-      Fence(one_gpu);
-      return Awaited::kEnded;
+      if (ended != 0) {
+        Fence(one_gpu);
+        return Awaited::kEnded;
+      }
+      if (Reached(rung, count)) return Awaited::kReached;
     }
     const uint64_t now = Nanoseconds();
     if (begin == 0) begin = now;

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "worker/cuda/step_graphs.h"
+
 namespace tributary::worker {
 namespace {
 
@@ -63,7 +65,9 @@ Section DevicePlan::Place(const T* data, size_t count, size_t room) {
 
 void DevicePlan::PlaceWriteSlots(const std::vector<int64_t>& slots) {
   append_places_ = padded_tokens_;
-  if (!cuda::ListIfThatPays(slots, &append_list_)) {
+  // A list is longer or shorter from step to step, so a captured graph would seldom fit again.
+  const bool may_be_graph = repeatable() && static_cast<int32_t>(slots.size()) <= kMostGraphRows;
+  if (may_be_graph || !cuda::ListIfThatPays(slots, &append_list_)) {
     write_slots_ = Place(slots.data(), slots.size(), static_cast<size_t>(padded_tokens_));
     return;
   }
@@ -90,7 +94,6 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
   write_slots_ = listed_tokens_ = compare_slots_ = entry_of_token_ = kept_slots_ = {};
   append_places_ = 0;
   entries_ = 0;
-  if (!plan.write_slots.empty()) PlaceWriteSlots(plan.write_slots);
   if (!plan.compare_slots.empty()) {
     compare_slots_ = Place(plan.compare_slots.data(), plan.compare_slots.size(), tokens);
     entry_of_token_ = Place(plan.entry_of_token.data(), plan.entry_of_token.size(), tokens);
@@ -102,6 +105,7 @@ void DevicePlan::Make(const CacheSpec& spec, const StepPlan& plan, const StepTyp
   hosts_.resize(std::max(hosts_.size(), plan.passes.size() + 1));
   passes_.resize(plan.passes.size());
   for (size_t i = 0; i < passes_.size(); ++i) MakePass(spec, plan, plan.passes[i], options, i);
+  if (!plan.write_slots.empty()) PlaceWriteSlots(plan.write_slots);
   // (A prefill whose rows all look back has no runs, and yet asks for this part.)
   const bool any_new_keys = !plan.new_keys.empty() && types.heads.count > 0;
   block_keys_ = {};

@@ -133,8 +133,8 @@ class DevicePlan {
     return passes_.size() == 1 ? padded_rows_ : pass.row_count;
   }
 
-  // int64. Empty: the step writes nothing. They are of all tokens in their order or, where
-  // listed_tokens is not empty, of those (kernels/cuda/append/append_list.h).
+  // int64. Empty: the step writes nothing. There is one slot for each token in its order or, where
+  // listed_tokens is not empty, for each of those (kernels/cuda/append/append_list.h).
   const Section& write_slots() const { return write_slots_; }
   const Section& listed_tokens() const { return listed_tokens_; }  // int32
   // How many of these slots an append is launched for.
@@ -204,6 +204,7 @@ class DevicePlan {
   // For a draft: which rows of each pass see which tokens of the block.
   void MakeBlocks(const StepPlan& plan);
   void PlacePrefill(const cuda::PrefillPlan& made, int64_t rows, PrefillLaunch* launch);
+  // After the passes.
   void PlaceWriteSlots(const std::vector<int64_t>& slots);
   template <typename T>
   Section Place(const T* data, size_t count, size_t room);

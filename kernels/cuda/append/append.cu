@@ -379,7 +379,8 @@ __device__ __forceinline__ void AppendNvfp4Values(const AppendArgs& args,
   }
 }
 
-// Dimensions of a key with its padding.
+// Dimensions of a key with its padding. `dtype` is the geometry's, which kernels know as a
+// constant.
 __host__ __device__ constexpr int PaddedKeyDim(const KvGeometry& g, DType dtype) {
   if (dtype == DType::kNvfp4) return g.key_dim;
   const int bytes = static_cast<int>(SizeOf(dtype));

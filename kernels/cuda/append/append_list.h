@@ -1,10 +1,10 @@
 // In which order an append takes the tokens of a call.
 //
-// A thread takes four tokens. Where they go to four neighbouring slots of a page that begin at a
-// multiple of four, it writes whole vectors of values, otherwise element after element. Tokens lie
-// so by themselves where a call begins at such a slot and all of its tokens are this rank's. A list
-// makes it so elsewhere: it has the tokens that have a slot, with padding in front of a run of
-// slots that begins elsewhere.
+// A thread takes four tokens. It writes whole vectors of values where they go to four neighbouring
+// slots of a page that begin at a multiple of four. Elsewhere it writes element after element.
+// Tokens lie so by themselves where a call begins at such a slot and all of its tokens are this
+// rank's. In other calls a list brings them together: it has the tokens that have a slot, with
+// padding ahead of each run of slots that does not begin at a multiple of four.
 //
 // Host arithmetic alone. The plan of a step makes the list, once for all layers.
 #pragma once

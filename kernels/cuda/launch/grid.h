@@ -18,10 +18,11 @@ struct Grid {
   bool begins_early = false;
 };
 
-// Launches kernel(args) with `threads` threads and `shared_bytes` of shared memory per block.
-template <typename Args>
-cudaError_t LaunchGrid(void (*kernel)(Args), const Args& args, const Grid& grid, int threads,
-                       size_t shared_bytes, cudaStream_t stream) {
+// Launches kernel(args, more...) with `threads` threads and `shared_bytes` of shared memory per
+// block.
+template <typename Args, typename... More>
+cudaError_t LaunchGrid(void (*kernel)(Args, More...), const Args& args, const Grid& grid,
+                       int threads, size_t shared_bytes, cudaStream_t stream, const More&... more) {
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error != cudaSuccess) return error;
@@ -42,7 +43,7 @@ cudaError_t LaunchGrid(void (*kernel)(Args), const Args& args, const Grid& grid,
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
   }
-  return cudaLaunchKernelEx(&config, kernel, args);
+  return cudaLaunchKernelEx(&config, kernel, args, more...);
 }
 
 }  // namespace tributary::cuda

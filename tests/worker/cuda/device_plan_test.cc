@@ -125,7 +125,8 @@ TEST_F(DevicePlanTest, TokensBeyondThePlanArePadding) {
 }
 
 TEST_F(DevicePlanTest, TokensAreListedWhereQuadsWouldBeTorn) {
-  const DevicePlan& made = Make(StepKind::kAppend, {{1, 37, 0, 300}});
+  const DevicePlan& made = Make(StepKind::kPrefill, {{1, 37, 300, 300}});
+  ASSERT_GT(made.listed_tokens().count, 0u);
   EXPECT_EQ(made.append_places(), PaddedCount(static_cast<int32_t>(made.write_slots().count)));
   const auto slots = Read<int64_t>(made.write_slots());
   const auto tokens = Read<int32_t>(made.listed_tokens());
@@ -136,6 +137,8 @@ TEST_F(DevicePlanTest, TokensAreListedWhereQuadsWouldBeTorn) {
   }
   EXPECT_EQ(written, plan_->write_slots);
   EXPECT_EQ(Make(StepKind::kAppend, {{1, 0, 0, 17}}).listed_tokens().count, 0u);
+  EXPECT_EQ(Make(StepKind::kAppend, {{1, 37, 0, 300}}).listed_tokens().count, 0u) << "a graph";
+  EXPECT_GT(Make(StepKind::kAppend, {{1, 37, 0, 2000}}).listed_tokens().count, 0u);
 }
 
 TEST_F(DevicePlanTest, RepeatsAreComparedByEntry) {

@@ -1,6 +1,7 @@
 // The launch of wgmma_prefill, and the macro that instantiates it for one pair of head dims.
 #pragma once
 
+#include "kernels/cuda/launch/grid.h"
 #include "kernels/cuda/prefill/sm90/wgmma_prefill.cuh"
 #include "kernels/cuda/prefill/sm90/wgmma_prefill.h"
 
@@ -27,21 +28,9 @@ cudaError_t RunWgmmaPrefill(const PrefillKernelArgs& args, int blocks, cudaStrea
     error = EncodeRows(any ? args.v : args.q, tokens, args.kv_heads, Traits::kValueBytes,
                        Traits::kValueRowBytes, Traits::kKeys, &maps.v);
   }
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  }
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(Traits::kBlockThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, args, maps);
+  return LaunchGrid(kernel, args, {.clusters = blocks, .begins_early = true}, Traits::kBlockThreads,
+                    kBytes, stream, maps);
 }
 
 }  // namespace tributary::cuda
