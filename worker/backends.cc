@@ -156,6 +156,7 @@ BackendCapabilities CudaCapabilities() {
   cuda.replicas = true;
   cuda.head_dims = RowsThat([](const HeadDims& row) { return row.cuda(); });
   cuda.kv_dtypes.push_back(DType::kNvfp4);
+  cuda.fp8_weights = true;
   cuda.shares_pages = true;
   cuda.f32_output_errors = ForEveryType(cuda, CudaError);
   return cuda;

@@ -65,6 +65,8 @@ struct BackendCapabilities {
   bool batch_invariant = false;
   // Can round queries to FP8 where the cache is FP8.
   bool fp8_queries = false;
+  // Rounds weights, too, on some devices at least (CacheSpec::fp8_weights).
+  bool fp8_weights = false;
   // Reads pages that sequences of a step share (RowPass::shared) once for all of them.
   bool shares_pages = false;
   // Keeps pages for other ranks (CacheSpec::replicas).

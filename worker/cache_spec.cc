@@ -194,14 +194,17 @@ absl::Status ValidateCacheSpec(const CacheSpec& spec) {
   if (spec.fp8_queries && std::none_of(spec.layers.begin(), spec.layers.end(), rounds)) {
     return InvalidField("fp8_queries", "no layer's kv_dtype is fp8_e4m3 or fp8_e5m2");
   }
+  if (spec.fp8_weights && !spec.fp8_queries) {
+    return InvalidField("fp8_weights", "needs fp8_queries");
+  }
   return ShardBytes(spec).status();
 }
 
 bool SameSpec(const CacheSpec& a, const CacheSpec& b) {
   if (GeometryOf(a, LayerSpec()) != GeometryOf(b, LayerSpec()) || a.page_size != b.page_size ||
       a.interleave != b.interleave || a.fp8_queries != b.fp8_queries ||
-      a.num_pages != b.num_pages || (a.replica_stride > 0) != (b.replica_stride > 0) ||
-      a.layers.size() != b.layers.size()) {
+      a.fp8_weights != b.fp8_weights || a.num_pages != b.num_pages ||
+      (a.replica_stride > 0) != (b.replica_stride > 0) || a.layers.size() != b.layers.size()) {
     return false;
   }
   for (size_t i = 0; i < a.layers.size(); ++i) {

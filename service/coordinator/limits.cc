@@ -40,6 +40,7 @@ void AddBackend(const worker::BackendCapabilities& backend, v1::GetLimitsReply* 
   out->set_max_gqa_ratio(backend.max_gqa_ratio);
   out->set_layer_types(backend.layer_types);
   out->set_fp8_queries(backend.fp8_queries);
+  out->set_fp8_weights(backend.fp8_weights);
   out->set_deterministic(backend.batch_invariant);
   for (const worker::OutputError& error : backend.f32_output_errors) {
     v1::OutputError* told = out->add_f32_output_errors();

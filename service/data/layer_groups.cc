@@ -49,10 +49,11 @@ worker::CacheSpec SpecOf(const worker::CacheSpec& whole, const LayerGroup& group
   spec.num_pages = num_pages;
   spec.layers.clear();
   for (const int32_t layer : group.layers) spec.layers.push_back(whole.layers[layer]);
-  // One group alone may have what the flag is about.
+  // One group alone may have what the flags are about.
   spec.fp8_queries = std::any_of(spec.layers.begin(), spec.layers.end(), [&](const auto& layer) {
     return worker::RoundsQueries(whole, worker::KvDType(whole, layer));
   });
+  spec.fp8_weights = whole.fp8_weights && spec.fp8_queries;
   return spec;
 }
 

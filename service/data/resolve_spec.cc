@@ -174,6 +174,7 @@ absl::StatusOr<ResolvedSpec> Resolve(const v1::CacheSpec& asked, int ranks) {
   ResolveScales(asked.sm_scale(), &spec);
   spec.soft_cap = asked.soft_cap();
   spec.fp8_queries = asked.fp8_queries();
+  spec.fp8_weights = asked.fp8_weights();
   TRIBUTARY_ASSIGN_OR_RETURN(spec.replica_stride, ResolveReplicas(asked, ranks));
   spec.num_pages = 1;
   TRIBUTARY_RETURN_IF_ERROR(worker::ValidateCacheSpec(spec));  // the page size before it divides

@@ -346,14 +346,16 @@ TEST(ResolveSpecTest, ALayerWithDimsOfItsOwnHasTheirScale) {
 }
 
 TEST(LayerGroupsTest, OnlyGroupsWithAnFp8LayerRoundQueriesToFp8) {
-  worker::CacheSpec spec{.kv_dtype = DType::kFp8E4M3, .fp8_queries = true};
+  worker::CacheSpec spec{.kv_dtype = DType::kFp8E4M3, .fp8_queries = true, .fp8_weights = true};
   spec.layers.resize(2);
   spec.layers[1].kv_dtype = DType::kBf16;
   spec.layers[1].window = {.left = 10};
   const LayerGroups groups(WindowsOf(spec), /*apart=*/true);
   ASSERT_EQ(groups.size(), 2);
-  EXPECT_TRUE(SpecOf(spec, groups[groups.PlaceOf(0).group], 8).fp8_queries);
-  EXPECT_FALSE(SpecOf(spec, groups[groups.PlaceOf(1).group], 8).fp8_queries);
+  const worker::CacheSpec first = SpecOf(spec, groups[groups.PlaceOf(0).group], 8);
+  const worker::CacheSpec second = SpecOf(spec, groups[groups.PlaceOf(1).group], 8);
+  EXPECT_TRUE(first.fp8_queries && first.fp8_weights);
+  EXPECT_FALSE(second.fp8_queries || second.fp8_weights);
 }
 
 TEST(ResolveSpecTest, NamesTheFieldAtFault) {
@@ -380,6 +382,7 @@ TEST(ResolveSpecTest, NamesTheFieldAtFault) {
               s->set_fp8_queries(true);
             }),
             "spec.fp8_queries");
+  EXPECT_EQ(field([](auto* s) { s->set_fp8_weights(true); }), "spec.fp8_weights");
   EXPECT_EQ(field([](auto* s) { s->set_capacity_tokens(0); }), "spec.capacity_tokens");
   EXPECT_EQ(field([](auto* s) { s->set_capacity_tokens(INT64_MAX); }), "spec.capacity_tokens");
   EXPECT_EQ(field([](auto* s) {

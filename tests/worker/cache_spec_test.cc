@@ -71,6 +71,7 @@ const Case kCases[] = {
        s.kv_dtype = DType::kBf16;
        s.fp8_queries = true;
      }},
+    {"Fp8WeightsWithoutFp8Queries", "fp8_weights", [](CacheSpec& s) { s.fp8_weights = true; }},
     {"NoPages", "capacity_tokens", [](CacheSpec& s) { s.num_pages = 0; }},
     {"BytesBeyond63Bits", "capacity_tokens",
      [](CacheSpec& s) {

@@ -240,11 +240,12 @@ void DevicePlan::MakeManyRows(const CacheSpec& spec, const RowPass& pass,
                    .page_size = spec.page_size,
                    .head_begin = 0,
                    .head_count = types_.geometry.q_heads};
-  launch->choice =
-      cuda::ChoosePrefill(options.device, launch->shape,
-                          {.portable = options.kernels.portable,
-                           .fp8_queries = RoundsQueries(spec, types_.geometry.kv.dtype),
-                           .batch_invariant = options.kernels.batch_invariant});
+  const bool rounds_queries = RoundsQueries(spec, types_.geometry.kv.dtype);
+  launch->choice = cuda::ChoosePrefill(options.device, launch->shape,
+                                       {.portable = options.kernels.portable,
+                                        .fp8_queries = rounds_queries,
+                                        .fp8_weights = rounds_queries && spec.fp8_weights,
+                                        .batch_invariant = options.kernels.batch_invariant});
   launch->workspace_slots = GatheredSlots(pass.entries, spec.page_size);
   const cuda::PrefillPlanShape shape = cuda::PrefillPlanShapeFor(
       launch->choice, launch->shape, options.device, launch->workspace_slots);

@@ -84,6 +84,7 @@ void Encode(const CacheSpec& spec, v1::CreateCacheCommand* out) {
   out->set_soft_cap(spec.soft_cap);
   out->set_num_pages(spec.num_pages);
   out->set_fp8_queries(spec.fp8_queries);
+  out->set_fp8_weights(spec.fp8_weights);
   out->set_replica_stride(spec.replica_stride);
   for (const LayerSpec& layer : spec.layers) Encode(spec, layer, out->add_layers());
 }
@@ -101,6 +102,7 @@ absl::StatusOr<CacheSpec> Decode(const v1::CreateCacheCommand& spec) {
   out.soft_cap = spec.soft_cap();
   out.num_pages = spec.num_pages();
   out.fp8_queries = spec.fp8_queries();
+  out.fp8_weights = spec.fp8_weights();
   out.replica_stride = spec.replica_stride();
   out.layers.reserve(spec.layers_size());
   for (int i = 0; i < spec.layers_size(); ++i) {

@@ -32,6 +32,7 @@ struct Case {
   int32_t value_dim = 128;
   int32_t page_size = 16;
   bool fp8_queries = false;
+  bool fp8_weights = false;
 
   KvGeometry Geometry(DType dtype) const {
     return {.kv_heads = kv_heads, .key_dim = key_dim, .value_dim = value_dim, .dtype = dtype};
@@ -190,8 +191,11 @@ class Bench {
     context_shape.geometry.dtype = c.kv;
     context_shape.page_size = c.page_size;
     const PrefillChoice fresh_choice = ChoosePrefill(device_, fresh_shape, {portable_});
-    const PrefillChoice context_choice =
-        ChoosePrefill(device_, context_shape, {portable_, c.fp8_queries, invariant_});
+    const PrefillChoice context_choice = ChoosePrefill(device_, context_shape,
+                                                       {.portable = portable_,
+                                                        .fp8_queries = c.fp8_queries,
+                                                        .fp8_weights = c.fp8_weights,
+                                                        .batch_invariant = invariant_});
 
     const Rows rows(c, pages_of_one);
     PrefillPlan plan;
@@ -300,6 +304,18 @@ std::vector<Case> Cases() {
     if (c.context > 0) c.name = std::string(Name(c.kv)) + " " + c.name;
     cases.push_back(c);
   };
+  const auto add_fp8 = [&](int32_t key_dim, int32_t value_dim) {
+    for (const bool weights : {false, true}) {
+      add(weights ? "2K new over 64K, FP8 queries, weights" : "2K new over 64K, FP8 queries",
+          {.new_tokens = 2048,
+           .context = 65536,
+           .kv = DType::kFp8E4M3,
+           .key_dim = key_dim,
+           .value_dim = value_dim,
+           .fp8_queries = true,
+           .fp8_weights = weights});
+    }
+  };
   for (int32_t tokens : {1024, 2048, 4096, 8192, 16384, 32768}) {
     add(std::to_string(tokens / 1024) + "K new", {.new_tokens = tokens});
   }
@@ -318,12 +334,7 @@ std::vector<Case> Cases() {
                               .key_dim = key_dim,
                               .value_dim = value_dim});
     }
-    add("2K new over 64K, FP8 queries", {.new_tokens = 2048,
-                                         .context = 65536,
-                                         .kv = DType::kFp8E4M3,
-                                         .key_dim = key_dim,
-                                         .value_dim = value_dim,
-                                         .fp8_queries = true});
+    add_fp8(key_dim, value_dim);
   }
   for (DType kv : {DType::kBf16, DType::kFp8E4M3}) {
     add("2K new over 64K", {.new_tokens = 2048, .context = 65536, .kv = kv});
@@ -332,8 +343,7 @@ std::vector<Case> Cases() {
     add("128 new over 64K", {.new_tokens = 128, .context = 65536, .kv = kv});
     add("512 new over 32K", {.new_tokens = 512, .context = 32768, .kv = kv});
   }
-  add("2K new over 64K, FP8 queries",
-      {.new_tokens = 2048, .context = 65536, .kv = DType::kFp8E4M3, .fp8_queries = true});
+  add_fp8(128, 128);
   return cases;
 }
 

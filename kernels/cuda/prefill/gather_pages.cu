@@ -123,6 +123,28 @@ __device__ __forceinline__ void LoadValues(const std::byte* plane, int token, in
   }
 }
 
+// Loads the values of four consecutive tokens in FP8, dimensions [d, d + 8), as they lie in the
+// page: a word for each dimension.
+template <DType kKv>
+__device__ __forceinline__ void LoadQuads(const std::byte* plane, int token, int d, int head_dim,
+                                          uint32_t (&quads)[kDims]) {
+  constexpr int kVectorDims = ValueVectorDims(SizeOf(kKv));
+#pragma unroll
+  for (int i = 0; i < kDims; i += kVectorDims) {
+    auto& vector = reinterpret_cast<uint32_t(&)[kVectorDims]>(quads[i]);
+    LoadWords(plane + ValueOffset(token, d + i, head_dim, SizeOf(kKv)), vector);
+  }
+}
+
+// Stores them, one row for each dimension. `alive` has the bits of the tokens that some row sees.
+__device__ __forceinline__ void StoreQuads(const uint32_t (&quads)[kDims], uint32_t alive,
+                                           std::byte* to, int row_bytes) {
+#pragma unroll
+  for (int i = 0; i < kDims; ++i) {
+    *reinterpret_cast<uint32_t*>(to + i * row_bytes) = quads[i] & alive;
+  }
+}
+
 // Turns pairs of f16, short of an NVFP4 cache's unit, into the compute type. Exact.
 template <DType kCompute, int kCount>
 __device__ __forceinline__ void CompletePairs(uint32_t (&pairs)[kCount]) {
@@ -199,10 +221,13 @@ __device__ __forceinline__ void StoreRow(std::byte* to, bool alive, const uint32
   }
 }
 
+// What stays in FP8.
+enum class Kept { kNothing, kKeys, kKeysAndValues };
+
 // A warp takes 16 slots and 64 dimensions of one head, keys and values. Lane (r, t) takes
 // dimensions [8r, 8r + 8) of slots [4t, 4t + 4): so the warp reads whole sectors of the page and
 // writes 128 consecutive bytes of a row.
-template <DType kKv, DType kCompute, bool kKeepKeys>
+template <DType kKv, DType kCompute, Kept kKept>
 __global__ void __launch_bounds__(32 * kWarps)
     GatherPagesKernel(const __grid_constant__ GatherArgs args,
                       const __grid_constant__ Planes planes) {
@@ -218,6 +243,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   constexpr bool kIsNvfp4 = kKv == DType::kNvfp4;
   uint32_t k[kQuadTokens][kIsNvfp4 ? kDims / 2 : kDims * SizeOf(kKv) / 4] = {};
   uint32_t v[kQuadTokens][kDims / 2] = {};
+  uint32_t quads[kDims] = {};
   if (slot < gather.slot_end && slot + kQuadTokens > gather.slot_begin) {
     const int shift = __ffs(args.page_size) - 1;
     const int page = __ldg(args.page_tables + gather.page_table + (slot >> shift));
@@ -230,18 +256,29 @@ __global__ void __launch_bounds__(32 * kWarps)
       if (d < value_dim) LoadNvfp4Values<kCompute>(value_plane, token, d, value_dim, v);
     } else {
       if (d < key_dim) LoadKeys<kKv>(key_plane, token, d, key_dim, k);
-      if (d < value_dim) LoadValues<kKv, kCompute>(value_plane, token, d, value_dim, v);
+      if constexpr (kKept == Kept::kKeysAndValues) {
+        if (d < value_dim) LoadQuads<kKv>(value_plane, token, d, value_dim, quads);
+      } else {
+        if (d < value_dim) LoadValues<kKv, kCompute>(value_plane, token, d, value_dim, v);
+      }
     }
   }
   const size_t row = size_t(blockIdx.x) * kGatherSlots + in_tile;
+  constexpr bool kTransposes = kKept == Kept::kKeysAndValues;
+  uint32_t alive_bytes = 0;
 #pragma unroll
   for (int i = 0; i < kQuadTokens; ++i) {
     const bool alive = slot + i >= gather.slot_begin && slot + i < gather.slot_end;
     const size_t in_head = (row + i) * kv_heads + head;
-    if (d < value_dim) StoreRow(args.v + (in_head * value_dim + d) * 2, alive, v[i]);
+    if (alive) alive_bytes |= 0xffu << (8 * i);
+    if constexpr (!kTransposes) {
+      if (d < value_dim) StoreRow(args.v + (in_head * value_dim + d) * 2, alive, v[i]);
+    }
     if (d >= key_dim) continue;
-    const size_t at = in_head * key_dim + d;
-    if constexpr (kKeepKeys) {
+    const int moved =
+        kTransposes ? KeyRow((in_tile + i) % kStripSlots) - (in_tile + i) % kStripSlots : 0;
+    const size_t at = (in_head + moved * kv_heads) * key_dim + d;
+    if constexpr (kKept != Kept::kNothing) {
       StoreRow(args.k + at * SizeOf(kKv), alive, k[i]);
     } else if constexpr (kIsNvfp4) {
       StoreRow(args.k + at * 2, alive, k[i]);
@@ -250,6 +287,12 @@ __global__ void __launch_bounds__(32 * kWarps)
       WidenAll<kKv, kCompute, kDims>(k[i], wide);
       StoreRow(args.k + at * 2, alive, wide);
     }
+  }
+  if constexpr (kTransposes) {
+    if (d >= value_dim) return;
+    const int keys = args.keys_per_tile;
+    StoreQuads(quads, alive_bytes,
+               args.v + ((row / keys * kv_heads + head) * value_dim + d) * keys + row % keys, keys);
   }
 }
 
@@ -262,13 +305,16 @@ cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream) {
   const Status status = DispatchKvType(args.geometry.dtype, [&](auto kv) {
     constexpr DType kKv = kv();
     if constexpr (IsUnscaled(kKv)) {
-      run(GatherPagesKernel<kKv, kKv, false>);
+      run(GatherPagesKernel<kKv, kKv, Kept::kNothing>);
     } else if (IsFp8(kKv) && args.keep_keys) {
-      if constexpr (IsFp8(kKv)) run(GatherPagesKernel<kKv, DType::kF16, true>);
+      if constexpr (IsFp8(kKv)) {
+        args.transpose_values ? run(GatherPagesKernel<kKv, DType::kF16, Kept::kKeysAndValues>)
+                              : run(GatherPagesKernel<kKv, DType::kF16, Kept::kKeys>);
+      }
     } else if (args.compute == DType::kBf16) {
-      run(GatherPagesKernel<kKv, DType::kBf16, false>);
+      run(GatherPagesKernel<kKv, DType::kBf16, Kept::kNothing>);
     } else {
-      run(GatherPagesKernel<kKv, DType::kF16, false>);
+      run(GatherPagesKernel<kKv, DType::kF16, Kept::kNothing>);
     }
     return Status::Ok();
   });

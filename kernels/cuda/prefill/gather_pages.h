@@ -21,6 +21,12 @@ struct GatherArgs {
   DType compute = DType::kBf16;      // bf16 or f16; the cache's type when that has 16 bits
   int32_t page_size = 0;
   bool keep_keys = false;  // over an FP8 cache: keys are copied in FP8 and not widened
+  // With keep_keys: values are copied in FP8, too, and transposed, `keys_per_tile` slots at a time:
+  // [KV tiles, kv_heads, value_dim, keys_per_tile]. Of every 16 keys, the one of slot s takes the
+  // row KeyRow(s) of layout/page_layout.h. So a thread that holds weights of a product of the keys
+  // has those of consecutive slots.
+  bool transpose_values = false;
+  int32_t keys_per_tile = kGatherSlots;  // divides kGatherSlots
   // [kGatherSlots * gather_count, kv_heads, key_dim] and [.., value_dim], without the cache's
   // scales. Slots that no row sees become zeros.
   std::byte* k = nullptr;

@@ -48,14 +48,35 @@ __device__ __forceinline__ void KeepFinite(void* values, int thread) {
   }
 }
 
+// The values of one key and KV head in global memory, a pair of dimensions at a time: `row` is the
+// key's row of dense values. In eight bits they lie transposed (GatherArgs::transpose_values).
+template <DType kCompute, int kKeys, int kValueDim>
+class ValuesOfKey {
+ public:
+  __device__ ValuesOfKey(const PrefillKernelArgs& args, int kv_head, int64_t row) {
+    const auto* const v = static_cast<const uint8_t*>(args.v);
+    values_ = kIsFp8
+                  ? v + ((row / kKeys * args.kv_heads + kv_head) * kValueDim * kKeys + row % kKeys)
+                  : v + (row * args.kv_heads + kv_head) * kValueDim * 2;
+  }
+  // Dimensions d, which is even, and d + 1; the word's other bytes, if it has any, are zero.
+  __device__ uint32_t Pair(int d) const {
+    if constexpr (kIsFp8) return values_[d * kKeys] | values_[(d + 1) * kKeys] << 8;
+    return *reinterpret_cast<const uint32_t*>(values_ + d * 2);
+  }
+
+ private:
+  static constexpr bool kIsFp8 = IsFp8(kCompute);
+  const uint8_t* values_;
+};
+
 // Adds what was taken out of the item's KV tiles of kKeys keys to the outputs of this thread's rows
 // that see it. `keys`: what the two rows see. `o` is as StoreRows takes it (row_results.cuh).
 template <DType kCompute, int kKeys, int kValueDim, int kOutputs>
 __device__ __forceinline__ void AddHiddenValues(const PrefillKernelArgs& args,
                                                 const PrefillItem& item, const RowKeys (&keys)[2],
                                                 float (&o)[kOutputs]) {
-  const auto* const values = static_cast<const uint16_t*>(args.v) +
-                             args.KvHead(item.head) * kValueDim + threadIdx.x % 4 * 2;
+  const int kv_head = args.KvHead(item.head);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int end = min(keys[r].end, item.key_end);
@@ -66,11 +87,10 @@ __device__ __forceinline__ void AddHiddenValues(const PrefillKernelArgs& args,
         key = item.key_begin + (tile + 1) * kKeys - 1;
         continue;
       }
-      const auto* const words = reinterpret_cast<const uint32_t*>(
-          values + static_cast<int64_t>(item.key_row + key) * args.kv_heads * kValueDim);
+      const ValuesOfKey<kCompute, kKeys, kValueDim> values(args, kv_head, item.key_row + key);
 #pragma unroll
       for (int i = 0; i < kValueDim / 8; ++i) {  // eight dimensions
-        const uint32_t pair = words[i * 4];
+        const uint32_t pair = values.Pair(i * 8 + threadIdx.x % 4 * 2);
         o[4 * i + 2 * r] += NonFiniteOrZero<kCompute>(pair, 0);
         o[4 * i + 2 * r + 1] += NonFiniteOrZero<kCompute>(pair, 1);
       }

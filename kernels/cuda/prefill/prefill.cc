@@ -97,6 +97,10 @@ cudaError_t Run(const PrefillChoice& choice, DType kv, const PrefillKernelArgs& 
     const auto run = [&]<DType kScores, DType kCompute>() {
       return RunWgmmaPrefill<kScores, kCompute, kKeyDim, kValueDim>(args, blocks, stream);
     };
+    if (choice.fp8_weights) {
+      return kv == DType::kFp8E4M3 ? run.template operator()<DType::kFp8E4M3, DType::kFp8E4M3>()
+                                   : run.template operator()<DType::kFp8E5M2, DType::kFp8E5M2>();
+    }
     if (MultipliesFp8(choice)) {
       return kv == DType::kFp8E4M3 ? run.template operator()<DType::kFp8E4M3, DType::kF16>()
                                    : run.template operator()<DType::kFp8E5M2, DType::kF16>();
@@ -192,6 +196,8 @@ GatherArgs GatherArgsOf(const PrefillChoice& choice, const PrefillShape& shape,
   gather.compute = choice.compute;
   gather.page_size = shape.page_size;
   gather.keep_keys = MultipliesFp8(choice);
+  gather.transpose_values = choice.fp8_weights;
+  gather.keys_per_tile = choice.keys_per_tile;
   gather.k = args.workspace + layout.k;
   gather.v = args.workspace + layout.v;
   return gather;
@@ -223,8 +229,10 @@ Status CheckCall(const PrefillShape& shape, std::span<const PrefillPass> passes,
 
 std::string ToString(const PrefillChoice& choice) {
   return std::string(NameOf(choice.kind)) + ", " + Name(choice.compute) +
-         (choice.fp8_queries ? ", fp8 queries, " : ", ") + std::to_string(choice.rows_per_tile) +
-         " x " + std::to_string(choice.keys_per_tile);
+         (choice.fp8_weights   ? ", fp8 queries and weights, "
+          : choice.fp8_queries ? ", fp8 queries, "
+                               : ", ") +
+         std::to_string(choice.rows_per_tile) + " x " + std::to_string(choice.keys_per_tile);
 }
 
 PrefillChoice ChoosePrefillWith(const Features& features, const PrefillShape& shape,
@@ -241,6 +249,7 @@ PrefillChoice ChoosePrefillWith(const Features& features, const PrefillShape& sh
     choice.keys_per_tile = Sm100PrefillKeys(g.key_dim);
   } else if (features.wgmma && HasKernel<&HeadDims::prefill_sm90>(g)) {
     choice.kind = PrefillKind::kWgmma;
+    choice.fp8_weights = options.fp8_weights;
     choice.rows_per_tile = kWgmmaPrefillRows;
     choice.keys_per_tile = WgmmaPrefillKeys(g.value_dim);
   } else {
@@ -303,15 +312,18 @@ Status Validate(const PrefillShape& shape, const PrefillOptions& options) {
     return Unsupported(std::string("fp8_queries: K and V are ") + Name(shape.geometry.dtype) +
                        ", not FP8");
   }
+  if (options.fp8_weights && !options.fp8_queries) {
+    return InvalidArgument("fp8_weights: without fp8_queries");
+  }
   return Status::Ok();
 }
 
 Status LaunchPrefill(const PrefillChoice& choice, const PrefillShape& shape,
                      std::span<const PrefillPass> passes, const PrefillArgs& args,
                      cudaStream_t stream) {
-  if (Status status = Validate(shape, {.fp8_queries = choice.fp8_queries}); !status.ok()) {
-    return status;
-  }
+  const PrefillOptions options{.fp8_queries = choice.fp8_queries,
+                               .fp8_weights = choice.fp8_weights};
+  if (Status status = Validate(shape, options); !status.ok()) return status;
   if (Status status = CheckCall(shape, passes, args); !status.ok()) return status;
   if (passes.empty()) return Status::Ok();
   const bool context = shape.page_size != 0;

@@ -46,6 +46,10 @@ struct PrefillOptions {
   // Over an FP8 cache, queries are rounded to e4m3, too, with one scale per row and head. Where
   // there is wgmma they are multiplied with the keys as they are, which is faster.
   bool fp8_queries = false;
+  // With fp8_queries: weights are rounded to e4m3 where there is wgmma, and multiplied with the
+  // values as they are, which is faster again. A weight keeps four significant bits, and none when
+  // it is below 2^-16 of the row's largest. Elsewhere it changes nothing.
+  bool fp8_weights = false;
   bool batch_invariant = false;  // as in PrefillPlanShape
 };
 
@@ -59,6 +63,7 @@ struct PrefillChoice {
   PrefillKind kind = PrefillKind::kMma;
   DType compute = DType::kBf16;  // the type multiplied, unless it is FP8: bf16 or f16
   bool fp8_queries = false;      // queries are rounded to FP8
+  bool fp8_weights = false;      // weights are rounded to FP8
   bool batch_invariant = false;  // PrefillOptions
   int32_t rows_per_tile = 64;    // query rows of a query tile
   int32_t keys_per_tile = 64;    // slots of a KV tile

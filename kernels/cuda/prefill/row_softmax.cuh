@@ -13,17 +13,26 @@
 
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/prefill/prefill_kernel_args.h"
+#include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/lse.h"
 
 namespace tributary::cuda {
 
-// What is added to the exponent of every weight. Weights in f16 need it (kWeightBias); bf16 has the
-// range of fp32.
+// What is added to the exponent of every weight, and by how much the exponent of the largest logit
+// may exceed the reference. Weights in f16 need the former (kWeightBias); bf16 has the range of
+// fp32. In e4m3, whose largest number is 448, the reference follows more closely: the bits below it
+// are few.
 template <DType kCompute>
-inline constexpr float kPrefillBias = kCompute == DType::kF16 ? kWeightBias : 0.0f;
+inline constexpr float kPrefillBias = kCompute == DType::kF16       ? kWeightBias
+                                      : kCompute == DType::kFp8E4M3 ? 6.0f
+                                                                    : 0.0f;
+template <DType kCompute>
+inline constexpr float kPrefillHeadroom = kCompute == DType::kFp8E4M3 ? 2.75f : kHeadroom;
 
-// The state of two rows of one thread over an item's KV tiles of kKeys slots.
+// The state of two rows of one thread over an item's KV tiles of kKeys slots. kCompute is the type
+// of the weights. Where it has eight bits, the keys of every 16 slots lie in the rows of the page's
+// panels (KeyRow of layout/page_layout.h).
 template <DType kCompute, int kKeys>
 class RowSoftmax {
  public:
@@ -64,8 +73,9 @@ class RowSoftmax {
     float peak[2] = {s[0], s[2]};
 #pragma unroll
     for (int i = 0; i < kKeys / 2; ++i) peak[RowOf(i)] = fmaxf(peak[RowOf(i)], s[i]);
-    const bool exceeded = peak[0] * scale[0] - reference_[0] > kHeadroom ||
-                          peak[1] * scale[1] - reference_[1] > kHeadroom;
+    constexpr float kMost = kPrefillHeadroom<kCompute>;
+    const bool exceeded =
+        peak[0] * scale[0] - reference_[0] > kMost || peak[1] * scale[1] - reference_[1] > kMost;
     const bool raised = __any_sync(0xffffffffu, exceeded);
     if (raised) Raise(peak, scale, factor);
     const float offset[2] = {kPrefillBias<kCompute> - reference_[0],
@@ -81,10 +91,21 @@ class RowSoftmax {
   // What the two rows see.
   __device__ const RowKeys (&keys() const)[2] { return keys_; }
 
-  // Makes the weights operand A of the second product: four registers for every 16 keys.
-  static __device__ void PackWeights(const float (&s)[kKeys / 2], uint32_t (&p)[kKeys / 4]) {
+  // Makes the weights operand A of the second product: four registers for every 16 keys, or for
+  // every 32 in eight bits. There a register holds four consecutive slots of one row, which come
+  // from two columns of eight.
+  template <int kWords>
+  static __device__ void PackWeights(const float (&s)[kKeys / 2], uint32_t (&p)[kWords]) {
+    static_assert(kWords == kKeys / (kIsFp8 ? 8 : 4));
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) p[i] = Pack<kCompute>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kWords; ++i) {
+      if constexpr (kIsFp8) {
+        const int at = i / 2 * 8 + i % 2 * 2;
+        p[i] = PackE4M3(s[at], s[at + 1]) | PackE4M3(s[at + 4], s[at + 5]) << 16;
+      } else {
+        p[i] = Pack<kCompute>(s[2 * i], s[2 * i + 1]);
+      }
+    }
   }
 
   // Returns the sum of row r's weights over all keys, to all four lanes that share the row.
@@ -101,7 +122,13 @@ class RowSoftmax {
   }
 
  private:
+  static constexpr bool kIsFp8 = kCompute == DType::kFp8E4M3;
+
   static constexpr __device__ int RowOf(int i) { return i / 2 % 2; }
+  // The key of a product's column, counted from the first that the thread holds.
+  static constexpr __device__ int KeyOf(int i) {
+    return kIsFp8 ? i / 8 * 16 + i / 4 % 2 * 2 + i % 2 : i / 4 * 8 + i % 2;
+  }
 
   // Logits in base 2, -inf for keys outside a row's range.
   __device__ void ToLogits(int first_key, bool dense, float (&s)[kKeys / 2]) {
@@ -109,10 +136,10 @@ class RowSoftmax {
     for (int i = 0; i < kKeys / 2; ++i) s[i] *= scale_[RowOf(i)];
     if (soft_cap_ > 0.0f) CapLogits(soft_cap_, s);
     if (dense) return;
-    const int own = first_key + threadIdx.x % 4 * 2;
+    const int own = first_key + threadIdx.x % 4 * (kIsFp8 ? 4 : 2);
 #pragma unroll
     for (int i = 0; i < kKeys / 2; ++i) {
-      const int key = own + i / 4 * 8 + i % 2;
+      const int key = own + KeyOf(i);
       if (key < keys_[RowOf(i)].begin || key >= keys_[RowOf(i)].end) s[i] = EmptyLse<float>();
     }
   }

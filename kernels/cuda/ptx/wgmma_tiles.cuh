@@ -57,6 +57,10 @@ __device__ __forceinline__ void WgmmaWaitFor() {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31," \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47," \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
+#define TRIBUTARY_D40                                                                \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39}"
 #define TRIBUTARY_D48                                                                \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "          \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -97,26 +101,44 @@ __device__ __forceinline__ void WgmmaWaitFor() {
   } else {                                                      \
     TRIBUTARY_SHARED_##size("k32.f32.e4m3.e5m2", "1, 1");       \
   }
-#define TRIBUTARY_REGISTERS_64(type)                                                         \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " TRIBUTARY_D32 \
-               ", {%32, %33, %34, %35}, %36, 1, 1, 1, %37;"                                  \
-               : TRIBUTARY_F32S(0)                                                           \
+// `summed`: the immediate that says whether the rows of B are summed over, where there is one.
+#define TRIBUTARY_REGISTERS_64(types, summed)                                \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64" types " " TRIBUTARY_D32 \
+               ", {%32, %33, %34, %35}, %36, 1, 1, 1" summed ";"             \
+               : TRIBUTARY_F32S(0)                                           \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
-#define TRIBUTARY_REGISTERS_128(type)                                                         \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " TRIBUTARY_D64 \
-               ", {%64, %65, %66, %67}, %68, 1, 1, 1, %69;"                                   \
-               : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32)                                        \
+#define TRIBUTARY_REGISTERS_80(types, summed)                                \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n80" types " " TRIBUTARY_D40 \
+               ", {%40, %41, %42, %43}, %44, 1, 1, 1" summed ";"             \
+               : TRIBUTARY_F32S(0), TRIBUTARY_F8(32)                         \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
-#define TRIBUTARY_REGISTERS_96(type)                                                         \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n96k16.f32." type "." type " " TRIBUTARY_D48 \
-               ", {%48, %49, %50, %51}, %52, 1, 1, 1, %53;"                                  \
-               : TRIBUTARY_F32S(0), TRIBUTARY_F8(32), TRIBUTARY_F8(40)                       \
+#define TRIBUTARY_REGISTERS_96(types, summed)                                \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n96" types " " TRIBUTARY_D48 \
+               ", {%48, %49, %50, %51}, %52, 1, 1, 1" summed ";"             \
+               : TRIBUTARY_F32S(0), TRIBUTARY_F8(32), TRIBUTARY_F8(40)       \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
-#define TRIBUTARY_REGISTERS_192(type)                                                         \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type " " TRIBUTARY_D96 \
-               ", {%96, %97, %98, %99}, %100, 1, 1, 1, %101;"                                 \
-               : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32), TRIBUTARY_F32S(64)                    \
+#define TRIBUTARY_REGISTERS_128(types, summed)                                \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128" types " " TRIBUTARY_D64 \
+               ", {%64, %65, %66, %67}, %68, 1, 1, 1" summed ";"              \
+               : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32)                        \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
+#define TRIBUTARY_REGISTERS_192(types, summed)                                \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n192" types " " TRIBUTARY_D96 \
+               ", {%96, %97, %98, %99}, %100, 1, 1, 1" summed ";"             \
+               : TRIBUTARY_F32S(0), TRIBUTARY_F32S(32), TRIBUTARY_F32S(64)    \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "n"(kRowsSummed))
+// Weights in e4m3 and values in any type of eight bits, whose rows are not summed over; or both in
+// the same type of sixteen.
+#define TRIBUTARY_REGISTERS(size, summed)                         \
+  if constexpr (kValues == DType::kBf16) {                        \
+    TRIBUTARY_REGISTERS_##size("k16.f32.bf16.bf16", ", " summed); \
+  } else if constexpr (kValues == DType::kF16) {                  \
+    TRIBUTARY_REGISTERS_##size("k16.f32.f16.f16", ", " summed);   \
+  } else if constexpr (kValues == DType::kFp8E4M3) {              \
+    TRIBUTARY_REGISTERS_##size("k32.f32.e4m3.e4m3", "");          \
+  } else {                                                        \
+    TRIBUTARY_REGISTERS_##size("k32.f32.e4m3.e5m2", "");          \
+  }
 
 // D (+)= A B with both operands' rows not summed over, kStepBytes of each.
 template <DType kType, bool kAccumulate>
@@ -128,54 +150,47 @@ __device__ __forceinline__ void WgmmaShared(float (&d)[64], uint64_t a, uint64_t
   TRIBUTARY_SHARED(128)
 }
 
-// D += A B with A in registers, the rows of B summed over or not.
-template <DType kCompute, bool kRowsSummed = true>
+// D += A B with A in registers: kStepBytes of each of its rows. In sixteen bits the rows of B are
+// summed over or not; in eight they are not.
+template <DType kValues, bool kRowsSummed = SizeOf(kValues) == 2>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[32], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b) {
-  if constexpr (kCompute == DType::kBf16) {
-    TRIBUTARY_REGISTERS_64("bf16");
-  } else {
-    TRIBUTARY_REGISTERS_64("f16");
-  }
+  TRIBUTARY_REGISTERS(64, "%37")
 }
-template <DType kCompute, bool kRowsSummed = true>
-__device__ __forceinline__ void WgmmaRegisters(float (&d)[64], uint32_t a0, uint32_t a1,
+template <DType kValues, bool kRowsSummed = SizeOf(kValues) == 2>
+__device__ __forceinline__ void WgmmaRegisters(float (&d)[40], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b) {
-  if constexpr (kCompute == DType::kBf16) {
-    TRIBUTARY_REGISTERS_128("bf16");
-  } else {
-    TRIBUTARY_REGISTERS_128("f16");
-  }
+  TRIBUTARY_REGISTERS(80, "%45")
 }
-template <DType kCompute, bool kRowsSummed = true>
+template <DType kValues, bool kRowsSummed = SizeOf(kValues) == 2>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[48], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b) {
-  if constexpr (kCompute == DType::kBf16) {
-    TRIBUTARY_REGISTERS_96("bf16");
-  } else {
-    TRIBUTARY_REGISTERS_96("f16");
-  }
+  TRIBUTARY_REGISTERS(96, "%53")
 }
-template <DType kCompute, bool kRowsSummed = true>
+template <DType kValues, bool kRowsSummed = SizeOf(kValues) == 2>
+__device__ __forceinline__ void WgmmaRegisters(float (&d)[64], uint32_t a0, uint32_t a1,
+                                               uint32_t a2, uint32_t a3, uint64_t b) {
+  TRIBUTARY_REGISTERS(128, "%69")
+}
+template <DType kValues, bool kRowsSummed = SizeOf(kValues) == 2>
 __device__ __forceinline__ void WgmmaRegisters(float (&d)[96], uint32_t a0, uint32_t a1,
                                                uint32_t a2, uint32_t a3, uint64_t b) {
-  if constexpr (kCompute == DType::kBf16) {
-    TRIBUTARY_REGISTERS_192("bf16");
-  } else {
-    TRIBUTARY_REGISTERS_192("f16");
-  }
+  TRIBUTARY_REGISTERS(192, "%101")
 }
 
 #undef TRIBUTARY_F8
 #undef TRIBUTARY_F32S
 #undef TRIBUTARY_D32
+#undef TRIBUTARY_D40
 #undef TRIBUTARY_D48
 #undef TRIBUTARY_D64
 #undef TRIBUTARY_D96
 #undef TRIBUTARY_SHARED
 #undef TRIBUTARY_SHARED_64
 #undef TRIBUTARY_SHARED_128
+#undef TRIBUTARY_REGISTERS
 #undef TRIBUTARY_REGISTERS_64
+#undef TRIBUTARY_REGISTERS_80
 #undef TRIBUTARY_REGISTERS_96
 #undef TRIBUTARY_REGISTERS_128
 #undef TRIBUTARY_REGISTERS_192

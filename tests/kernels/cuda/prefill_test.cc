@@ -47,6 +47,7 @@ struct Case {
   bool scaled = false;
   bool portable = false;
   bool fp8_queries = false;
+  bool fp8_weights = false;
   bool no_tokens = false;  // rows alone
   float q_magnitude = 1.0f;
   int32_t blocks = 0;              // 0: as many as the GPU has multiprocessors
@@ -58,7 +59,8 @@ std::string Describe(const Case& c) {
   return std::string(c.context ? "context " : "new tokens ") + Name(c.kv) + " " + NameOf(c.dims) +
          " gqa ratio " + std::to_string(c.gqa_ratio) + " page " + std::to_string(c.page_size) +
          " q " + Name(c.q) + " o " + Name(c.o) + (c.portable ? " portable" : "") +
-         (c.fp8_queries ? " fp8 queries" : "") + Describe(c.sequences);
+         (c.fp8_queries ? " fp8 queries" : "") + (c.fp8_weights ? " fp8 weights" : "") +
+         Describe(c.sequences);
 }
 
 std::vector<float> Widen(DType type, const std::vector<std::byte>& bytes) {
@@ -149,7 +151,10 @@ class Call {
     shape.page_size = case_.context ? case_.page_size : 0;
     shape.head_begin = case_.head_begin;
     shape.head_count = case_.head_count;
-    const PrefillChoice choice = ChoosePrefill(device, shape, {case_.portable, case_.fp8_queries});
+    const PrefillChoice choice = ChoosePrefill(device, shape,
+                                               {.portable = case_.portable,
+                                                .fp8_queries = case_.fp8_queries,
+                                                .fp8_weights = case_.fp8_weights});
     PrefillPlanShape plan_shape = PrefillPlanShapeFor(choice, shape, device, case_.workspace_slots);
     plan_shape.accumulate = accumulate;
     PrefillPlan plan;
@@ -299,6 +304,8 @@ class Call {
 
 // Values are about 1 in size and averaged, so an absolute bound is the meaningful one.
 double Tolerance(const Case& c) {
+  // A weight is off by up to a sixteenth, and what rows see may be few keys with values of up to 4.
+  if (c.fp8_weights) return 0.12;
   if (c.fp8_queries) return 1e-2;  // sums of FP8 products keep some 13 bits
   const bool bf16 = c.kv == DType::kBf16 || (!IsUnscaled(c.kv) && c.q == DType::kBf16);
   if (!bf16) return c.o == DType::kBf16 ? 1e-2 : 2e-3;
@@ -511,6 +518,29 @@ TEST_P(Prefill, QueriesInFp8OnRequest) {
   }
 }
 
+// Contexts of one KV tile and of many, whose sums are kept in fp32 in between; windows and masks;
+// references that follow logits that grow.
+TEST_P(Prefill, WeightsInFp8OnRequest) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (DType kv : {DType::kFp8E4M3, DType::kFp8E5M2}) {
+    for (DType q : {DType::kBf16, DType::kF32}) {
+      Case c = Base(true, kv);
+      c.q = q;
+      c.fp8_queries = c.fp8_weights = true;
+      c.scaled = true;
+      c.q_magnitude = q == DType::kF32 ? 1e9f : 1.0f;
+      c.sequences = {{700, 200}, {33, 40, 20}, {1200, 65, -1, false}, {3900, 130}};
+      for (const float soft_cap : {0.0f, 20.0f}) {
+        c.soft_cap = soft_cap;
+        for (const int64_t workspace_slots : {int64_t{256}, int64_t{6144}}) {
+          c.workspace_slots = workspace_slots;
+          ExpectMatchesReference(c);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Prefill, OneBlockTakesAllItems) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (int32_t blocks : {1, 3}) {
@@ -525,6 +555,11 @@ TEST_P(Prefill, OneBlockTakesAllItems) {
 // a prompt, at its end, and at the edges of windows.
 TEST_P(Prefill, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
+  std::vector<std::pair<DType, bool>> contexts;  // and whether all is multiplied in FP8
+  for (const DType kv : kCacheTypes) {
+    contexts.emplace_back(kv, false);
+    if (IsFp8(kv)) contexts.emplace_back(kv, true);
+  }
   for (const float value : {std::nanf(""), INFINITY}) {
     for (const DType kv : {DType::kBf16, DType::kF16}) {
       Case c = Base(false, kv);
@@ -538,9 +573,10 @@ TEST_P(Prefill, WhatIsNotFiniteStaysWithTheRowsThatSeeIt) {
         ExpectMatchesWhereFinite(c, call);
       }
     }
-    for (const DType kv : kCacheTypes) {
+    for (const auto& [kv, in_fp8] : contexts) {
       Case c = Base(true, kv);
       c.scaled = true;
+      c.fp8_queries = c.fp8_weights = in_fp8;
       c.sequences = {{330, 200}, {300, 130, 70}, {260, 90, 20, false}, {1900, 70}};
       // What is quantised stores its largest number instead.
       if (!IsUnscaled(kv) && std::isinf(value)) continue;
@@ -601,12 +637,13 @@ TEST_P(Prefill, RepeatedLaunchesGiveTheSameBits) {
 TEST_P(Prefill, EveryDimensionOfAPageReachesItsOutput) {
   TRIBUTARY_SKIP_WITHOUT_GPU();
   for (DType kv : kCacheTypes) {
-    for (bool fp8_queries : {false, true}) {
-      if (fp8_queries && !IsFp8(kv)) continue;
+    for (const int in_fp8 : {0, 1, 2}) {
+      if (in_fp8 > 0 && !IsFp8(kv)) continue;
       Case c = Base(true, kv);
       c.gqa_ratio = 1;
       c.kv_heads = 3;
-      c.fp8_queries = fp8_queries;
+      c.fp8_queries = in_fp8 > 0;
+      c.fp8_weights = in_fp8 > 1;
       c.sequences = {{16, 16}, {7, 2}};
       ExpectMatchesReference(c);
     }
@@ -689,6 +726,18 @@ TEST(PrefillChoiceTest, QueriesInFp8NeedAnFp8Cache) {
   for (const int32_t capability : {80, 90}) {
     EXPECT_EQ(ChoosePrefill({capability, 132}, shape, options).compute, DType::kF16);
   }
+}
+
+TEST(PrefillChoiceTest, WeightsInFp8NeedQueriesInFp8) {
+  PrefillShape shape = SomeShape();
+  shape.page_size = 16;
+  shape.geometry.dtype = DType::kFp8E4M3;
+  EXPECT_THAT(Validate(shape, {.fp8_weights = true}).message(),
+              ::testing::StartsWith("fp8_weights:"));
+  const PrefillOptions options{.fp8_queries = true, .fp8_weights = true};
+  EXPECT_TRUE(Validate(shape, options).ok());
+  EXPECT_TRUE(ChoosePrefill({90, 132}, shape, options).fp8_weights);
+  EXPECT_FALSE(ChoosePrefill({80, 132}, shape, options).fp8_weights);
 }
 
 TEST(PrefillChoiceTest, RefusesWhatNoKernelSupports) {

@@ -186,6 +186,9 @@ TEST_F(DevicePlanTest, QueriesAreRoundedWhereTheCacheIsFp8) {
   EXPECT_NE(device_plan_.Signature(), plain);
   const DevicePlan made = many();
   EXPECT_TRUE(made.pass(0).many.choice.fp8_queries);
+  EXPECT_FALSE(made.pass(0).many.choice.fp8_weights);
+  spec_.fp8_weights = true;
+  EXPECT_TRUE(many().pass(0).many.choice.fp8_weights);
   EXPECT_FALSE(made.new_tokens()->choice.fp8_queries);
   types_.geometry.kv.dtype = DType::kBf16;
   EXPECT_FALSE(many().pass(0).many.choice.fp8_queries);

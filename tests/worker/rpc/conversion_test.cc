@@ -72,6 +72,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   spec.sm_scale = 0.1f;  // no exact binary fraction
   spec.soft_cap = 30.0f;
   spec.fp8_queries = true;
+  spec.fp8_weights = true;
   spec.num_pages = 12'345;
   spec.layers.resize(3);
   spec.layers[1].window = {.left = 0, .right = -1};
@@ -105,6 +106,7 @@ TEST(Commands, CreateCacheKeepsEveryField) {
   EXPECT_EQ(s.sm_scale, spec.sm_scale);
   EXPECT_EQ(s.soft_cap, spec.soft_cap);
   EXPECT_EQ(s.fp8_queries, spec.fp8_queries);
+  EXPECT_EQ(s.fp8_weights, spec.fp8_weights);
   EXPECT_EQ(s.num_pages, spec.num_pages);
   EXPECT_EQ(s.value_head_dim, spec.value_head_dim);
   ASSERT_EQ(s.layers.size(), spec.layers.size());

@@ -149,6 +149,13 @@ class PrefillWarpgroup {
           ScaleRows(factor, o_[i]);
         }
       }
+      if constexpr (Traits::kFp8Values) {
+        if (raised) {
+          sums_factor_[0] *= factor[0];
+          sums_factor_[1] *= factor[1];
+        }
+        if (tile % kWgmmaPrefillSummedTiles == 0) KeepSums(tile == kWgmmaPrefillSummedTiles);
+      }
     }
     const PrefillRingPlace<Traits::kStages> last(tiles_before_ + tiles - 1);
     shared_.v_full[last.stage].Wait(last.parity);
@@ -161,6 +168,9 @@ class PrefillWarpgroup {
     WgmmaWaitFor<0>();
     HoldOutputs();
     shared_.v_empty[last.stage].Arrive();
+    if constexpr (Traits::kFp8Values) {
+      if (tiles > kWgmmaPrefillSummedTiles) AddSums();
+    }
     ++items_before_;
     tiles_before_ += tiles;
   }
@@ -189,24 +199,52 @@ class PrefillWarpgroup {
 
   // Issues O += P V.
   __device__ void AddValues(int stage) {
-    const uint32_t v = SharedAddress(shared_.v[stage].panels);
-    constexpr int kPanelBytes = Traits::kKeys * Traits::kValueRowBytes;
-    constexpr int kProductBytes = Traits::kPanelsOfProduct * kPanelBytes;
 #pragma unroll
-    for (int step = 0; step < Traits::kKeys / 16; ++step) {
+    for (int step = 0; step < Traits::kKeys / Traits::kSlotsOfProduct; ++step) {
 #pragma unroll
       for (int i = 0; i < Traits::kDimProducts; ++i) {
+        const uint32_t v = SharedAddress(shared_.v[stage].panels) + i * Traits::kProductBytes;
         WgmmaRegisters<Traits::kCompute>(o_[i], p_[4 * step], p_[4 * step + 1], p_[4 * step + 2],
-                                         p_[4 * step + 3],
-                                         ColumnMajorDescriptor<Traits::kValueRowBytes>(
-                                             v + i * kProductBytes, step, kPanelBytes));
+                                         p_[4 * step + 3], ValueDescriptor(v, step));
       }
     }
   }
+  static __device__ uint64_t ValueDescriptor(uint32_t v, int step) {
+    constexpr int kRowBytes = Traits::kValueRowBytes;
+    if constexpr (Traits::kFp8Values) return RowMajorDescriptor<kRowBytes>(v, step);
+    return ColumnMajorDescriptor<kRowBytes>(v, step, Traits::kKeys * kRowBytes);
+  }
+
+  // Adds the outputs to the thread's sums in fp32, which have their first with `first`, and begins
+  // the outputs anew.
+  __device__ void KeepSums(bool first) {
+    auto& o = reinterpret_cast<float4(&)[Traits::kPaddedValueDim / 8]>(o_);
+#pragma unroll
+    for (int i = 0; i < Traits::kPaddedValueDim / 8; ++i) {
+      float4& sums = shared_.sums.of[i][threadIdx.x];
+      sums = first ? o[i] : Sum(o[i], sums);
+      o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    sums_factor_[0] = sums_factor_[1] = 1.0f;
+  }
+  // Adds the sums to the outputs.
+  __device__ void AddSums() {
+    auto& o = reinterpret_cast<float4(&)[Traits::kPaddedValueDim / 8]>(o_);
+#pragma unroll
+    for (int i = 0; i < Traits::kPaddedValueDim / 8; ++i) {
+      o[i] = Sum(o[i], shared_.sums.of[i][threadIdx.x]);
+    }
+  }
+  // Outputs and their sums so far, which are by as much too large as the references have risen.
+  __device__ float4 Sum(const float4& o, const float4& sums) const {
+    return make_float4(fmaf(sums.x, sums_factor_[0], o.x), fmaf(sums.y, sums_factor_[0], o.y),
+                       fmaf(sums.z, sums_factor_[1], o.z), fmaf(sums.w, sums_factor_[1], o.w));
+  }
 
   // The last tile may reach beyond the sequence's keys. What is there has no weight, but may be
-  // NaN, and 0 * NaN is NaN.
+  // NaN, and 0 * NaN is NaN. Values of eight bits are gathered, and a gather leaves zeros there.
   __device__ void ClearForeignValues(const PrefillItem& item, int first_key, int stage) {
+    if constexpr (Traits::kFp8Values) return;
     const int begin = item.key_limit - first_key;
     if (begin >= Traits::kKeys) return;  // the same for both warpgroups
     constexpr int kVectors = Traits::kValueRowBytes / 16;
@@ -243,9 +281,10 @@ class PrefillWarpgroup {
   const Turns turns_;
   int items_before_ = 0;
   int tiles_before_ = 0;
-  RowSoftmax<Traits::kCompute, Traits::kKeys> softmax_;
+  RowSoftmax<Traits::kWeights, Traits::kKeys> softmax_;
   float s_[Traits::kKeys / 2];
-  uint32_t p_[Traits::kKeys / 4];
+  uint32_t p_[Traits::kWeightWords];
+  float sums_factor_[2] = {1.0f, 1.0f};  // one for each row, of what is kept in shared memory
   float o_[Traits::kDimProducts][kOutputs];
 };
 

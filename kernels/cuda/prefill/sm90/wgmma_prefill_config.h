@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "kernels/cuda/prefill/prefill_plan.h"
 #include "kernels/dtype.h"
 
 namespace tributary::cuda {
@@ -39,8 +40,14 @@ enum PrefillBarrier : int {
   kComputing = 8,   // both warpgroups that compute
 };
 
+// KV tiles after which sums of weights and values in eight bits are added to sums in fp32. The
+// tensor cores add such products with some 14 bits, and what they lose grows with the number of
+// sums.
+inline constexpr int kWgmmaPrefillSummedTiles = 8;
+
 // kScoreType is the type of keys; queries have the same unless it has eight bits, then they are
-// e4m3. kComputeType is the type of values and of weights.
+// e4m3. kComputeType is the type of values and of weights, unless it has eight bits: then weights
+// are e4m3.
 template <DType kScoreType, DType kComputeType, int kKeyDimension, int kValueDimension>
 struct WgmmaPrefillTraits {
   static constexpr DType kScores = kScoreType;
@@ -71,20 +78,29 @@ struct WgmmaPrefillTraits {
   static_assert(kScoreSteps <= kScorePanels * kStepsOfPanel);
   static_assert(kScoreBytes % 16 == 0, "the copy engine takes rows of whole 16-byte units");
 
-  // The same of values.
-  static constexpr int kValueBytes = kValueDim * 2;
+  // The same of values. In eight bits they lie transposed, one panel for each tile: its rows are
+  // dimensions, and slots lie side by side (GatherArgs::transpose_values).
+  static constexpr bool kFp8Values = IsFp8(kCompute);
+  static constexpr DType kWeights = kFp8Values ? DType::kFp8E4M3 : kCompute;
+  static_assert(!kFp8Values || kCompute == kScores);
+  static constexpr int kValueBytes = kFp8Values ? kKeys : kValueDim * 2;
   static constexpr int kValueRowBytes = PanelRowBytes(kValueBytes);
   static constexpr int kValuePanels = PanelsOf(kValueBytes);
-  // The dimensions of the panels: 96 for 80, else those of the value.
-  static constexpr int kPaddedValueDim = kValuePanels * kValueRowBytes / 2;
+  static constexpr int kValueRows = kFp8Values ? kValueDim : kKeys;
+  static_assert(!kFp8Values || kGatherSlots % kKeys == 0);
+  // The dimensions of the panels: 96 for 80 in sixteen bits, else those of the value.
+  static constexpr int kPaddedValueDim = kFp8Values ? kValueDim : kValuePanels * kValueRowBytes / 2;
   // The output dimensions of one product, and how many products make up the head.
   static constexpr int kDimsOfProduct = kPaddedValueDim <= 192 ? kPaddedValueDim : 128;
   static constexpr int kDimProducts = kPaddedValueDim / kDimsOfProduct;
-  static constexpr int kPanelsOfProduct = kValuePanels / kDimProducts;
+  // How far the values of a product lie behind those of the one before it.
+  static constexpr int kProductBytes = kValueRows * kValueRowBytes * kValuePanels / kDimProducts;
   static_assert(kDimProducts * kDimsOfProduct == kPaddedValueDim);
-  static_assert(kPanelsOfProduct * kDimProducts == kValuePanels);
-  static_assert(kPanelsOfProduct * kValueRowBytes == kDimsOfProduct * 2);
+  static_assert(kFp8Values || kProductBytes == kKeys * kDimsOfProduct * 2);
   static_assert(kPaddedValueDim >= kValueDim && kPaddedValueDim - kValueDim < 32);
+  // Slots that one product of weights and values sums over, and a thread's words of weights.
+  static constexpr int kSlotsOfProduct = kStepBytes / static_cast<int>(SizeOf(kWeights));
+  static constexpr int kWeightWords = 4 * kKeys / kSlotsOfProduct;
   static_assert(kValueBytes % 16 == 0, "the copy engine takes rows of whole 16-byte units");
 
   struct Queries {
@@ -94,7 +110,7 @@ struct WgmmaPrefillTraits {
     alignas(1024) std::byte panels[kScorePanels][kKeys * kScoreRowBytes];
   };
   struct Values {
-    alignas(1024) std::byte panels[kValuePanels][kKeys * kValueRowBytes];
+    alignas(1024) std::byte panels[kValuePanels][kValueRows * kValueRowBytes];
   };
 };
 

@@ -7,7 +7,8 @@
 
 namespace tributary::cuda {
 
-// [rows, heads, row bytes] of queries, keys and values.
+// [rows, heads, row bytes] of queries, keys and values; of values of eight bits
+// [KV tiles * kv_heads * value_dim, 1, slots of a KV tile].
 struct PrefillTensorMaps {
   CUtensorMap q;
   CUtensorMap k;
@@ -69,8 +70,13 @@ __device__ __forceinline__ int CopyPass(const PrefillKernelArgs& args,
     const auto copy_values = [&](int tile) {
       const TilePlace place(before.tiles + tile);
       shared.v_empty[place.stage].Wait(place.parity ^ 1);
-      CopyPanels<Traits::kValueRowBytes>(shared.v[place.stage].panels, maps.v, kv_head,
-                                         first_row + tile * Traits::kKeys,
+      int head = kv_head;
+      int row = first_row + tile * Traits::kKeys;
+      if constexpr (Traits::kFp8Values) {
+        row = (row / Traits::kKeys * args.kv_heads + kv_head) * Traits::kValueDim;
+        head = 0;
+      }
+      CopyPanels<Traits::kValueRowBytes>(shared.v[place.stage].panels, maps.v, head, row,
                                          shared.v_full[place.stage]);
     };
     const PrefillRingPlace<Traits::kQueryStages> queries(before.items);

@@ -14,6 +14,15 @@ namespace tributary::cuda {
 // ones are left to the second pass.
 inline constexpr int kMarkedItems = 2048;
 
+// Sums in fp32 of outputs that are summed in less (kWgmmaPrefillSummedTiles): four at a time, each
+// thread its own. Values of sixteen bits have none.
+template <typename Traits, bool kHasSums>
+struct PrefillSums {};
+template <typename Traits>
+struct PrefillSums<Traits, true> {
+  float4 of[Traits::kPaddedValueDim / 8][Traits::kThreads];
+};
+
 // The shared memory of a thread block. A "full" barrier has one arrival, the copying thread's, and
 // counts the bytes that land. An "empty" barrier has one arrival of every thread that computes.
 template <typename Traits>
@@ -21,6 +30,7 @@ struct WgmmaPrefillShared {
   typename Traits::Queries q[Traits::kQueryStages];
   typename Traits::Keys k[Traits::kStages];
   typename Traits::Values v[Traits::kStages];
+  PrefillSums<Traits, Traits::kFp8Values> sums;
   CopyBarrier q_full[Traits::kQueryStages];
   CopyBarrier q_empty[Traits::kQueryStages];
   CopyBarrier k_full[Traits::kStages];
