@@ -11,13 +11,9 @@ int64_t SharedUnits(std::span<PagePrefix* const> of_table) {
          of_table.begin();
 }
 
-void PagePrefixes::Update(std::span<const int32_t> pages, size_t first_changed,
-                          PrefixesOfTable* of_table) {
-  if (unit_pages_ == 0) return;
+void PagePrefixes::UpdateUnits(std::span<const int32_t> pages, size_t first_changed,
+                               PrefixesOfTable* of_table) {
   const auto unit = static_cast<size_t>(unit_pages_);
-  // Nearly every new page is one of a unit that is not full yet.
-  const size_t covered = of_table->size() * unit;
-  if (first_changed >= covered && pages.size() < covered + unit) return;
   const size_t units = pages.size() / unit;
   Shorten(std::min(first_changed / unit, units), of_table);
   for (size_t u = of_table->size(); u < units; ++u) {

@@ -39,13 +39,22 @@ class PagePrefixes {
 
   // Brings a table's beginnings up to date after its pages from `first_changed` on have changed, or
   // have come or gone. Costs what lies behind that page.
-  void Update(std::span<const int32_t> pages, size_t first_changed, PrefixesOfTable* of_table);
+  void Update(std::span<const int32_t> pages, size_t first_changed, PrefixesOfTable* of_table) {
+    if (unit_pages_ == 0) return;
+    // Nearly every new page is one of a unit that is not full yet.
+    const size_t covered = of_table->size() * static_cast<size_t>(unit_pages_);
+    if (first_changed >= covered && pages.size() < covered + static_cast<size_t>(unit_pages_)) {
+      return;
+    }
+    UpdateUnits(pages, first_changed, of_table);
+  }
   // The table is no more.
   void Drop(PrefixesOfTable* of_table) { Shorten(0, of_table); }
   // Beginnings that some table has.
   size_t size() const { return prefixes_.size(); }
 
  private:
+  void UpdateUnits(std::span<const int32_t> pages, size_t first_changed, PrefixesOfTable* of_table);
   void Shorten(size_t units, PrefixesOfTable* of_table);
 
   const int32_t unit_pages_;

@@ -64,12 +64,18 @@ void PageTables::Update(const PageUpdate& update) {
   std::vector<int32_t>& pages = table.pages_;
   const size_t first = static_cast<size_t>(update.first_index);
   const size_t end = first + update.pages.size();
+  // Nearly every update is the next page of a table. Vectors grow by doubling: a table built page
+  // by page is copied a constant number of times an entry.
+  if (first == pages.size() && update.pages.size() == 1) {
+    pages.push_back(update.pages.front());
+    table.version_ = ++last_version_;
+    prefixes_.Update(pages, first, &table.prefixes_);
+    return;
+  }
   if (!fresh && end <= pages.size() &&
       std::equal(update.pages.begin(), update.pages.end(), pages.begin() + first)) {
     return;
   }
-  // Grows as vectors do, by doubling: a table built page by page is copied a constant number of
-  // times an entry.
   if (end > pages.size()) pages.resize(end);
   std::copy(update.pages.begin(), update.pages.end(), pages.begin() + first);
   table.version_ = ++last_version_;
