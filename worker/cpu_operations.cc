@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 
 #include "base/status/status_macros.h"
 #include "kernels/cpu/backend.h"
@@ -11,6 +12,14 @@
 #include "worker/status_conversion.h"
 
 namespace tributary::worker {
+namespace {
+
+bool IsAligned(const float* memory) {
+  return memory != nullptr &&
+         reinterpret_cast<uintptr_t>(memory) % __STDCPP_DEFAULT_NEW_ALIGNMENT__ == 0;
+}
+
+}  // namespace
 
 void ReserveWorkspace(const PlannedStep& step, StepWorkspace* workspace) {
   const LayerGeometry g = step.geometry();
@@ -54,7 +63,12 @@ StepOperations::Partial CpuOperations::ReserveSlice(collective::HeadSlice heads)
           rank_.workspace.slice_lse.Reserve(row_heads)};
 }
 
+// Kernels are given memory that is aligned as the workspace is.
 StepOperations::Partial CpuOperations::ReservePass(const RowPass& pass) {
+  if (step_.kind == StepKind::kDecode && step_.comm.size() == 1) {
+    const Partial result = exchange_.ResultOf(pass);
+    if (IsAligned(result.o) && IsAligned(result.lse)) return result;
+  }
   const size_t row_heads =
       static_cast<size_t>(pass.row_count) * static_cast<size_t>(operands_.geometry.q_heads);
   return {rank_.workspace.partial_o.Reserve(row_heads * ValueDim()),

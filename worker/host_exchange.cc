@@ -45,7 +45,7 @@ absl::Status HostExchange::GatherToRoot(const RowPass& pass, Partial rows) {
 }
 
 HostExchange::Partial HostExchange::ResultOf(const RowPass& pass) const {
-  if (step_.comm.rank() != 0) return {};
+  if (step_.comm.rank() != 0 || results_.o == nullptr) return {};
   const size_t before =
       static_cast<size_t>(pass.row_begin) * static_cast<size_t>(step_.geometry().q_heads);
   return {results_.o + before * static_cast<size_t>(step_.geometry().kv.value_dim),

@@ -27,12 +27,13 @@ class HostExchange {
   absl::Status MergeToSlices(const RowPass& pass, Partial partial, Partial out);
   // rows: [rows of the pass, heads of the rank]. Into the step's result on rank 0.
   absl::Status GatherToRoot(const RowPass& pass, Partial rows);
+  // The pass's rows of the step's result; null on other ranks than 0. A rank that is alone may have
+  // its partial there: MergeToRoot leaves it in its place.
+  Partial ResultOf(const RowPass& pass) const;
 
  private:
   absl::Status Merge(const RowPass& pass, Partial partial, const float* sinks,
                      collective::Placement placement, Partial out);
-  // The pass's rows of the step's result; null on other ranks than 0.
-  Partial ResultOf(const RowPass& pass) const;
 
   const PlannedStep& step_;
   const collective::Strategy strategy_;

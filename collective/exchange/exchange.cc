@@ -1,6 +1,7 @@
 #include "collective/exchange/exchange.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -93,11 +94,24 @@ SliceOutput OutputOf(const ExchangeParams& p, const MessageSizes& d, const Scrat
 // ---------------------------------------------------------------------------------------------
 // Strategies
 
-// A group of one: there is nothing to bring together.
+// A group of one: there is nothing to bring together, and a partial is the result, to the bit.
+// `out` may be `o`, and `lse_out` may be `lse`.
 void MergeAlone(const ExchangeParams& p, const MessageSizes& d, ExchangeWorkspace& workspace) {
   const Scratch s = Carve({.weights = 1}, workspace);
-  MergeSources({p.o, p.lse, 0, d.heads}, d.rows, d.heads, d.value_dim, d.ranks, p.sinks, s.weights,
-               p.out, p.lse_out);
+  for (size_t i = 0; i < d.rows * d.heads; ++i) {
+    const float* const o = p.o + i * d.value_dim;
+    float* const out = p.out + i * d.value_dim;
+    const float lse = p.lse[i];
+    const float* const sink = p.sinks == nullptr ? nullptr : p.sinks + i % d.heads;
+    float* const lse_out = p.lse_out == nullptr ? nullptr : p.lse_out + i;
+    if (!std::isfinite(lse)) {
+      MergeSources({o, &lse, 0, 1}, 1, 1, d.value_dim, 1, sink, s.weights, out, lse_out);
+      continue;
+    }
+    if (out != o) std::copy_n(o, d.value_dim, out);
+    if (sink != nullptr) ApplySink(lse, *sink, d.value_dim, out);
+    if (lse_out != nullptr) *lse_out = lse;
+  }
 }
 
 // One message holds O and LSE of all heads. Gathered needs them on rank 0 only.

@@ -23,7 +23,8 @@ struct ExchangeParams {
   Placement placement = Placement::kGathered;
   Strategy strategy = Strategy::kAuto;
   // gathered: [rows, heads, value_dim] on rank 0, ignored elsewhere;
-  // scattered: [rows, slice.count, value_dim] on every rank.
+  // scattered: [rows, slice.count, value_dim] on every rank. In a group of one `out` may be `o`,
+  // and `lse_out` may be `lse`.
   float* out = nullptr;
   float* lse_out = nullptr;  // same without value_dim; LSE without the sink; may be nullptr
 };

@@ -420,6 +420,48 @@ TEST_P(ExchangeTest, OneShardHoldsAll) {
   }
 }
 
+// Whoever is alone may have its partial where the result goes. It gets what it would elsewhere.
+TEST(ExchangeAlone, MergesInPlace) {
+  constexpr int32_t kRows = 3, kHeads = 4, kDim = 8;
+  Group group = MakeGroup(Kind::kInProcess, 1);
+  ExchangeWorkspace workspace;
+  std::vector<float> o(kRows * kHeads * kDim), lse(kRows * kHeads);
+  for (size_t i = 0; i < o.size(); ++i) o[i] = 0.37f * i - 5.0f;
+  for (size_t i = 0; i < lse.size(); ++i) lse[i] = 1.5f * i - 7.0f;
+  o[3] = kNan;
+  lse[1] = -kInf;  // without keys, whatever O holds there
+  o[kDim] = kNan;
+  lse[6] = kNan;
+  const std::vector<float> sinks = {0.5f, -kInf, 2.0f, 30.0f};
+  for (const float* const sink : {static_cast<const float*>(nullptr), sinks.data()}) {
+    std::vector<float> out(o.size(), kPoison), lse_out(lse.size(), kPoison);
+    ExchangeParams params{.o = o.data(),
+                          .lse = lse.data(),
+                          .rows = kRows,
+                          .heads = kHeads,
+                          .value_dim = kDim,
+                          .sinks = sink,
+                          .out = out.data(),
+                          .lse_out = lse_out.data()};
+    ASSERT_TRUE(ExchangeAndMerge(params, *group[0], workspace, Far()).ok());
+    EXPECT_EQ(out[kDim], 0.0f);
+    EXPECT_EQ(lse_out[1], -kInf);
+    EXPECT_TRUE(std::isnan(out[3]) && std::isnan(out[6 * kDim]) && std::isnan(lse_out[6]));
+    EXPECT_FALSE(std::isnan(out[4]));
+    if (sink == nullptr) {
+      EXPECT_EQ(out[5 * kDim + 2], o[5 * kDim + 2]);
+    } else {
+      EXPECT_LT(std::abs(out[3 * kDim]), 1e-12) << "the sink takes all";
+    }
+    std::vector<float> own_o = o, own_lse = lse;
+    params.o = params.out = own_o.data();
+    params.lse = params.lse_out = own_lse.data();
+    ASSERT_TRUE(ExchangeAndMerge(params, *group[0], workspace, Far()).ok());
+    ExpectEqual(own_o, out, "o");
+    ExpectEqual(own_lse, lse_out, "lse");
+  }
+}
+
 // A NaN stays where it is: in its element when O holds it, in its row and head when LSE does.
 TEST_P(ExchangeTest, NanStaysInItsPlace) {
   Problem p = RandomProblem(6, 5, 8, runner_.ranks(), 23);
