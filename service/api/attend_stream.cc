@@ -123,9 +123,12 @@ void AttendStream::OnReadDone(bool ok) {
   }
   // Nobody starts the next read before this call was accepted: calls begin in the order sent.
   Call(*std::move(request), cancelled);
-  const MutexLock lock(mutex_);
-  reading_on_ = false;
-  ReadOn();
+  {
+    const MutexLock lock(mutex_);
+    reading_on_ = false;
+    ReadOn();
+  }
+  coordinator_->Lend();
 }
 
 void AttendStream::Call(std::shared_ptr<const v1::AttendRequest> request, Cancellation cancelled) {
@@ -147,6 +150,7 @@ void AttendStream::Call(std::shared_ptr<const v1::AttendRequest> request, Cancel
       limits_.bytes->Take(call_.caller, static_cast<int64_t>(request_bytes));
   if (!bytes.ok()) return Reply(record, bytes.status(), nullptr);
   CallContext call = call_;
+  call.lends = true;
   call.cancelled_alone = std::move(cancelled);
   if (request->timeout_ms() > 0) {
     const std::chrono::milliseconds timeout(std::min(request->timeout_ms(), kLongestTimeoutMs));

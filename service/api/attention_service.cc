@@ -98,6 +98,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     call_.caller = caller.name;
     call_.manages_all = caller.manages_all;
     call_.shares_memory = SharesMemory(context, limits);
+    call_.lends = true;
     TRIBUTARY_RETURN_IF_ERROR(CheckMessage(request_bytes, limits.max_message_bytes));
     TRIBUTARY_ASSIGN_OR_RETURN(call_.lease, LeaseOf(context, leases));
     TRIBUTARY_ASSIGN_OR_RETURN(admission_, limits.calls->Admit(call_.caller));
@@ -204,6 +205,7 @@ AttentionServiceFront::Reactor* AttentionServiceFront::Serve(Context* context, M
       const std::shared_ptr<const Request> message = *std::move(parsed);
       call->Keep(message);
       begin(message, call->call(), call->ReplyInto<Reply>(reply));
+      coordinator_->Lend();  // gRPC keeps an answer until this returns
       return call;
     }
     refused = parsed.status();

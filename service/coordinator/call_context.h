@@ -35,6 +35,10 @@ struct CallContext {
   std::shared_ptr<const std::atomic<bool>> cancelled;
   // The same, where several calls share the one above.
   std::shared_ptr<const std::atomic<bool>> cancelled_alone;
+  // Whether the thread that makes the call calls Coordinator::Lend right after it, as soon as
+  // others may make the next calls in their order. A short step that the call begins is then its to
+  // carry out, and no other thread need be woken for it.
+  bool lends = false;
   // Asks for room for the bytes that the reply's message is going to have, once they are known and
   // before the call takes effect; RESOURCE_EXHAUSTED when there is none. Empty: nobody counts.
   std::function<absl::Status(size_t bytes)> charge_reply;

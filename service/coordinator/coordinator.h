@@ -78,6 +78,9 @@ class Coordinator final : private EndOfSection {
               Done<v1::AppendReply> done);
   void Attend(std::shared_ptr<const v1::AttendRequest> request, const CallContext& call,
               Done<v1::AttendReply> done);
+  // After a call with CallContext::lends, on the same thread: carries out the step that the call
+  // has begun, if that is short and nobody is at it. Answers may be given before this returns.
+  void Lend() { commands_.LendOnce(); }
   // Caches are looked at one after the other, and sequences some at a time: what changes meanwhile
   // is told as it is when its turn comes.
   absl::StatusOr<v1::GetTopologyReply> GetTopology(const v1::GetTopologyRequest& request,

@@ -61,6 +61,7 @@ class GroupCommands {
   // WorkerGroup's; without the lock.
   bool borrows() const { return queue_.borrows(); }
   void Lend(const std::function<bool()>& over) { queue_.Lend(over); }
+  void LendOnce() { queue_.LendOnce(); }
 
  private:
   struct Creation {

@@ -19,6 +19,14 @@ namespace {
 // or is to be answered by the same thread, would wait for all of them.
 constexpr int kMostFailed = 16;
 
+// What a thread that has other calls to read may carry out in between: far less than a millisecond
+// of attention, even where that is slow, and few new tokens. Of more the time that it takes to wake
+// another thread is next to nothing.
+constexpr double kLentFlops = 1e8;
+constexpr int64_t kLentBytes = int64_t{1} << 20;
+
+bool IsShort(const StepCost& cost) { return cost.flops <= kLentFlops && cost.bytes <= kLentBytes; }
+
 // Of a step that all ranks carried out: whether the result is the one that was asked for.
 absl::Status CheckAnswer(const StepInFlight& step, const Outcome& outcome) {
   if (step.outputs.empty()) return absl::OkStatus();
@@ -190,6 +198,7 @@ void StepRunner::Admit(const std::string& cache_name, const CallContext& call, c
   operation->cache = *std::move(cache);
   operation->call = call;
   statistics_.set_requests(statistics_.requests() + 1);
+  if (call.lends) lender_ = std::this_thread::get_id();
   order_.Enter(operation);
 }
 
@@ -197,6 +206,11 @@ void StepRunner::Admit(const std::string& cache_name, const CallContext& call, c
 
 void StepRunner::BeginSteps() {
   goes_on_ = false;
+  BeginThoseThatCan();
+  lender_ = {};
+}
+
+void StepRunner::BeginThoseThatCan() {
   int failed = 0;
   const auto left_to_later = [&failed](const void* request) {
     return failed >= kMostFailed && Cancelled(static_cast<const StepOperation*>(request)->call);
@@ -225,11 +239,12 @@ int StepRunner::BeginStep(const Batcher::Batch& batch) {
   const auto step = std::make_shared<StepInFlight>();
   step->epoch = serving_.epoch();
   step->record.begun = now;
+  StepCost cost;
   int failed = 0;
   for (void* request : batch.requests) {
     auto operation = std::static_pointer_cast<StepOperation>(
         order_.Waiting(*static_cast<StepOperation*>(request)));
-    if (!Join(operation, now, &step->flops)) {
+    if (!Join(operation, now, &cost)) {
       ++failed;
       continue;
     }
@@ -240,6 +255,9 @@ int StepRunner::BeginStep(const Batcher::Batch& batch) {
   }
   if (step->operations.empty()) return failed;
   step->cache = step->operations.front()->cache;
+  step->flops = cost.flops;
+  // Behind another step there is time to wake the rank's own thread.
+  if (in_flight_ == 0 && IsShort(cost)) step->lender = std::exchange(lender_, {});
   ++in_flight_;
   if (step->turn_of_long) ++turns_in_flight_;
   const LayerPlace place = step->cache->table.groups().PlaceOf(batch.key.layer);
@@ -247,6 +265,7 @@ int StepRunner::BeginStep(const Batcher::Batch& batch) {
   commands_.Send(
       step->cache->ids[place.group],
       [this, step, place](worker::Command* command) {
+        command->waiter = step->lender;
         BuildCommand(step.get(), place.index, group_.sends_tensors(), command);
         TellSubmitted(observer_, step.get(), command);
       },
@@ -287,7 +306,8 @@ StepCost StepRunner::CostOf(const StepOperation& operation) const {
   return service::CostOf(worker::GeometryOf(spec, layer), layer.window.left, request.entries);
 }
 
-bool StepRunner::Join(const StepOperationPtr& operation, Clock::time_point now, double* flops) {
+bool StepRunner::Join(const StepOperationPtr& operation, Clock::time_point now,
+                      StepCost* cost_of_step) {
   const auto fail = [&](const absl::Status& status) TRIBUTARY_LOCKED {
     order_.Fail(*operation, status);
     return false;
@@ -302,7 +322,7 @@ bool StepRunner::Join(const StepOperationPtr& operation, Clock::time_point now, 
       return fail(FromOutcome(absl::AbortedError("the group has re-formed"), options_.retry_delay));
     }
     operation->TakePiece(operation);
-    *flops += CostOf(*operation).flops;
+    cost_of_step->Add(CostOf(*operation));
     order_.StopWaiting(*operation);
     return true;
   }
@@ -320,7 +340,7 @@ bool StepRunner::Join(const StepOperationPtr& operation, Clock::time_point now, 
     }
     cost = CostOf(*operation);
   }
-  *flops += cost.flops;
+  cost_of_step->Add(cost);
   order_.StopWaiting(*operation);
   statistics_.set_queue_seconds(statistics_.queue_seconds() +
                                 std::chrono::duration<double>(now - operation->accepted).count());

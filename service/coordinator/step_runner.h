@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "service/coordinator/cache_registry.h"
@@ -61,6 +62,7 @@ class StepRunner {
 
   void Admit(const std::string& cache_name, const CallContext& call, const Check& check,
              Done<v1::AttendReply> done) TRIBUTARY_UNLOCKED;
+  void BeginThoseThatCan() TRIBUTARY_LOCKED;
   // Fixes who takes part. From here on a caller that loses interest changes nothing for the
   // workers. Returns how many calls failed instead.
   int BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
@@ -74,10 +76,10 @@ class StepRunner {
   double FlopsPerSecond() const;
   // Of a step of the group as it is now.
   StepLimits limits() const;
-  // Returns whether the operation takes part in the step, and adds its share to the step's `flops`.
-  // If not, it has failed.
+  // Returns whether the operation takes part in the step, and adds its share to what the step
+  // costs. If not, it has failed.
   bool Join(const StepOperationPtr& operation, Clock::time_point now,
-            double* flops) TRIBUTARY_LOCKED;
+            StepCost* cost_of_step) TRIBUTARY_LOCKED;
   // Cuts an operation, whose pages are reserved, into pieces: into turns, or into what a step may
   // take.
   absl::Status Split(const StepOperationPtr& operation, const StepCost& cost,
@@ -106,6 +108,8 @@ class StepRunner {
   int turns_in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   // Whether BeginSteps left something to the next critical section.
   bool goes_on_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
+  // The thread that lends itself for a step of this critical section, if one does.
+  std::thread::id lender_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   v1::Statistics statistics_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
 };
 

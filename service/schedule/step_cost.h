@@ -36,6 +36,10 @@ struct StepCost {
 
   // The larger share of the limits: at most 1 is allowed.
   double Share(const StepLimits& limits) const;
+  void Add(const StepCost& more) {
+    bytes += more.bytes;
+    flops += more.flops;
+  }
 };
 
 // Of entries of one layer. Positions may be anything; with those of a call that was accepted the

@@ -32,6 +32,7 @@ class CommandQueue {
   // Of the group.
   bool borrows() const { return group_->borrows(); }
   void Lend(const std::function<bool()>& over) { group_->Lend(over); }
+  void LendOnce() { group_->LendOnce(); }
 
  private:
   struct Job {

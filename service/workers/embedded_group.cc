@@ -67,6 +67,7 @@ class EmbeddedGroup : public WorkerGroup {
   // A GPU's rank keeps to its own thread, whose present device is its GPU.
   bool borrows() const override { return options_.device == worker::Device::kCpu; }
   void Lend(const std::function<bool()>& over) override;
+  void LendOnce() override;
   std::vector<Member> members() const override;
   std::string exchange() const override;
   void Stop() override;
@@ -245,6 +246,15 @@ void EmbeddedGroup::Lend(const std::function<bool()>& over) {
   RankWork& work = work_[0];
   while (!work.busy && !work.queue.empty() && !over()) RunFirst(0);
   // Of a group that broke meanwhile a command may be left, which the rank's thread drops.
+  if (!work.busy && !work.queue.empty()) ranks_[0]->wake.NotifyOne();
+}
+
+void EmbeddedGroup::LendOnce() {
+  if (!borrows()) return;
+  const MutexLock lock(mutex_);
+  RankWork& work = work_[0];
+  if (!work.busy && !work.queue.empty() && IsLent(*work.queue.front()->command)) RunFirst(0);
+  // Whatever is left there is the rank's thread's.
   if (!work.busy && !work.queue.empty()) ranks_[0]->wake.NotifyOne();
 }
 

@@ -212,6 +212,47 @@ TEST(EmbeddedGroupTest, AThreadThatWaitsCarriesOutRankZerosCommand) {
   group->Stop();
 }
 
+TEST(EmbeddedGroupTest, AThreadThatDoesNotWaitCarriesOutItsOwnCommandAlone) {
+  Devices devices;
+  Observed observed;
+  auto group = CreateEmbeddedGroup(OptionsFor(devices, std::chrono::milliseconds(0)));
+  ASSERT_TRUE(group->Start(&observed).ok());
+  const uint64_t epoch = observed.WaitFormed();
+  devices.made_shards.clear();  // of the test of the device
+  const auto made_here = [&devices] {
+    const std::lock_guard lock(devices.mutex);
+    return std::count(devices.made_shards.begin(), devices.made_shards.end(),
+                      std::this_thread::get_id());
+  };
+  const auto submit = [&](worker::CacheId cache, bool lends) {
+    const auto command = CreateCache(epoch, cache);
+    if (lends) command->waiter = std::this_thread::get_id();
+    auto answered = std::make_shared<std::promise<absl::Status>>();
+    group->Submit(command, [answered](Outcome outcome) { answered->set_value(outcome.status); });
+    return answered->get_future();
+  };
+  worker::CacheId cache = 0;
+  // The rank's thread may be awake and be quicker, but not always.
+  while (made_here() == 0 && cache < 100) {
+    auto answered = submit(++cache, /*lends=*/true);
+    group->LendOnce();
+    EXPECT_TRUE(answered.get().ok());
+  }
+  EXPECT_EQ(made_here(), 1);
+  // Commands of others are left to the rank's thread, also those before its own.
+  for (int i = 0; i < 20; ++i) {
+    const int64_t before = made_here();
+    auto other = submit(++cache, /*lends=*/false);
+    auto own = submit(++cache, /*lends=*/true);
+    group->LendOnce();
+    EXPECT_TRUE(other.get().ok());
+    EXPECT_TRUE(own.get().ok());
+    EXPECT_LE(made_here(), before + 1);
+  }
+  group->LendOnce();  // nothing is there
+  group->Stop();
+}
+
 TEST(EmbeddedGroupTest, ACommandThatItsWaiterNeverCarriedOutIsDroppedWithTheGroup) {
   Devices devices;
   Observed observed;
