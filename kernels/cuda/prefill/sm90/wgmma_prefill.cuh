@@ -138,6 +138,13 @@ class PrefillWarpgroup {
       shared_.k_empty[keys.stage].Arrive();
       if (tile == tiles - 1) shared_.q_empty[queries.stage].Arrive();
       const bool raised = softmax_.Weigh(item, item.key_begin + tile * Traits::kKeys, s_, factor);
+      if constexpr (Traits::kFp8Values) {
+        // The tile is weighed while the tensor cores add the values before it. The compiler would
+        // wait for them first: it moves that wait ahead of what it does not concern, but not out of
+        // its block of instructions, which this wait, over since long, begins.
+        FenceRegisters(s_);
+        shared_.v_full[values.stage].Wait(values.parity);
+      }
       WgmmaWaitFor<0>();
       HoldOutputs();
       FenceRegisters(s_);
