@@ -198,7 +198,7 @@ void StepRunner::Admit(const std::string& cache_name, const CallContext& call, c
   operation->cache = *std::move(cache);
   operation->call = call;
   statistics_.set_requests(statistics_.requests() + 1);
-  if (call.lends) lender_ = std::this_thread::get_id();
+  if (call.lends && commands_.borrows()) lender_ = std::this_thread::get_id();
   order_.Enter(operation);
 }
 

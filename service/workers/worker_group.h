@@ -127,9 +127,10 @@ class WorkerGroup {
   // be woken for it. Returns when `over` is true, or when another thread is at it; the caller then
   // waits as it would have. `over` must not block.
   virtual void Lend(const std::function<bool()>& over) { static_cast<void>(over); }
-  // For a thread that has something else to do than to wait, and has submitted a command that names
-  // it as its waiter: it carries out that command in rank 0's place, if it is rank 0's next one and
-  // no other thread is at it, and then returns. It must call this soon.
+  // Likewise, for a thread that has something else to do than to wait, and has submitted to a group
+  // that borrows a command that names it as its waiter: it carries out that command in rank 0's
+  // place, if it is rank 0's next one and no other thread is at it, and then returns. It must call
+  // this soon.
   virtual void LendOnce() {}
   virtual std::vector<Member> members() const = 0;
   // How the ranks' partials meet, for GetTopologyReply.exchange. On any thread.
