@@ -58,7 +58,7 @@ struct CacheSpec {
   float sm_scale = 0.0f;     // resolved: never 0 here
   float soft_cap = 0.0f;     // 0 for none
   bool fp8_queries = false;  // queries are rounded to FP8 where the cache is FP8
-  bool fp8_weights = false;  // weights of prompts may be, too; with fp8_queries
+  bool fp8_weights = false;  // weights of prompts may be rounded, too; needs fp8_queries
   // Virtual pages of the cache: each stands for page_size * N tokens, one physical page of all
   // layers on every rank.
   int32_t num_pages = 0;

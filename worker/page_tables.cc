@@ -64,8 +64,8 @@ void PageTables::Update(const PageUpdate& update) {
   std::vector<int32_t>& pages = table.pages_;
   const size_t first = static_cast<size_t>(update.first_index);
   const size_t end = first + update.pages.size();
-  // Nearly every update is the next page of a table. Vectors grow by doubling: a table built page
-  // by page is copied a constant number of times an entry.
+  // Nearly every update is the next page of a table. Vectors grow by doubling: in a table
+  // that is built page by page every entry is copied a constant number of times.
   if (first == pages.size() && update.pages.size() == 1) {
     pages.push_back(update.pages.front());
     table.version_ = ++last_version_;

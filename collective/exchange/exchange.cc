@@ -102,7 +102,7 @@ void MergeAlone(const ExchangeParams& p, const MessageSizes& d, ExchangeWorkspac
     const float* const o = p.o + i * d.value_dim;
     float* const out = p.out + i * d.value_dim;
     const float lse = p.lse[i];
-    const float* const sink = p.sinks == nullptr ? nullptr : p.sinks + i % d.heads;
+    const float* const sink = SinksFrom(p.sinks, static_cast<int32_t>(i % d.heads));
     float* const lse_out = p.lse_out == nullptr ? nullptr : p.lse_out + i;
     if (!std::isfinite(lse)) {
       MergeSources({o, &lse, 0, 1}, 1, 1, d.value_dim, 1, sink, s.weights, out, lse_out);

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -35,7 +34,6 @@ struct StepInFlight {
   double flops = 0;           // of its attention
   bool turn_of_long = false;  // whether a call is in it that takes turns with others
   StepRecord record;
-  std::thread::id lender;  // who carries it out in rank 0's place, if somebody does
   std::vector<worker::Standing> standings;  // what the workers are told with the step
   std::vector<worker::StepOutput> outputs;  // the command's, for the members that attend
   // In the order of their entries in the command.

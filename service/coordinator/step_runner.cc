@@ -20,8 +20,8 @@ namespace {
 constexpr int kMostFailed = 16;
 
 // What a thread that has other calls to read may carry out in between: far less than a millisecond
-// of attention, even where that is slow, and few new tokens. Of more the time that it takes to wake
-// another thread is next to nothing.
+// of attention, even where that is slow, and few new tokens. Beside longer steps the time that it
+// takes to wake another thread is next to nothing.
 constexpr double kLentFlops = 1e8;
 constexpr int64_t kLentBytes = int64_t{1} << 20;
 
@@ -257,15 +257,16 @@ int StepRunner::BeginStep(const Batcher::Batch& batch) {
   step->cache = step->operations.front()->cache;
   step->flops = cost.flops;
   // Behind another step there is time to wake the rank's own thread.
-  if (in_flight_ == 0 && IsShort(cost)) step->lender = std::exchange(lender_, {});
+  const std::thread::id lender =
+      in_flight_ == 0 && IsShort(cost) ? std::exchange(lender_, {}) : std::thread::id();
   ++in_flight_;
   if (step->turn_of_long) ++turns_in_flight_;
   const LayerPlace place = step->cache->table.groups().PlaceOf(batch.key.layer);
   step->standings = step->cache->table.TakeStandings(place.group);
   commands_.Send(
       step->cache->ids[place.group],
-      [this, step, place](worker::Command* command) {
-        command->waiter = step->lender;
+      [this, step, place, lender](worker::Command* command) {
+        command->waiter = lender;
         BuildCommand(step.get(), place.index, group_.sends_tensors(), command);
         TellSubmitted(observer_, step.get(), command);
       },

@@ -35,6 +35,11 @@ struct Devices {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return joining > 0; });
   }
+  // The shards that this thread made.
+  int64_t MadeHere() {
+    const std::lock_guard lock(mutex);
+    return std::count(made_shards.begin(), made_shards.end(), std::this_thread::get_id());
+  }
 };
 
 class TestBackend : public worker::Backend {
@@ -188,14 +193,9 @@ TEST(EmbeddedGroupTest, AThreadThatWaitsCarriesOutRankZerosCommand) {
   ASSERT_TRUE(group->Start(&observed).ok());
   const uint64_t epoch = observed.WaitFormed();
   devices.made_shards.clear();  // of the test of the device
-  const auto made_here = [&devices] {
-    const std::lock_guard lock(devices.mutex);
-    return std::count(devices.made_shards.begin(), devices.made_shards.end(),
-                      std::this_thread::get_id());
-  };
   // The rank's thread may be awake and be quicker, but not always.
   worker::CacheId cache = 0;
-  while (made_here() == 0 && cache < 100) {
+  while (devices.MadeHere() == 0 && cache < 100) {
     const auto command = CreateCache(epoch, ++cache);
     command->waiter = std::this_thread::get_id();
     std::promise<absl::Status> answered;
@@ -207,7 +207,7 @@ TEST(EmbeddedGroupTest, AThreadThatWaitsCarriesOutRankZerosCommand) {
     group->Lend([&] { return over.load(); });
     EXPECT_TRUE(answered.get_future().get().ok());
   }
-  EXPECT_EQ(made_here(), 1);
+  EXPECT_EQ(devices.MadeHere(), 1);
   EXPECT_EQ(devices.made_shards.size(), 2 * cache) << "each rank makes each cache's shard";
   group->Stop();
 }
@@ -219,11 +219,6 @@ TEST(EmbeddedGroupTest, AThreadThatDoesNotWaitCarriesOutItsOwnCommandAlone) {
   ASSERT_TRUE(group->Start(&observed).ok());
   const uint64_t epoch = observed.WaitFormed();
   devices.made_shards.clear();  // of the test of the device
-  const auto made_here = [&devices] {
-    const std::lock_guard lock(devices.mutex);
-    return std::count(devices.made_shards.begin(), devices.made_shards.end(),
-                      std::this_thread::get_id());
-  };
   const auto submit = [&](worker::CacheId cache, bool lends) {
     const auto command = CreateCache(epoch, cache);
     if (lends) command->waiter = std::this_thread::get_id();
@@ -233,21 +228,21 @@ TEST(EmbeddedGroupTest, AThreadThatDoesNotWaitCarriesOutItsOwnCommandAlone) {
   };
   worker::CacheId cache = 0;
   // The rank's thread may be awake and be quicker, but not always.
-  while (made_here() == 0 && cache < 100) {
+  while (devices.MadeHere() == 0 && cache < 100) {
     auto answered = submit(++cache, /*lends=*/true);
     group->LendOnce();
     EXPECT_TRUE(answered.get().ok());
   }
-  EXPECT_EQ(made_here(), 1);
+  EXPECT_EQ(devices.MadeHere(), 1);
   // Commands of others are left to the rank's thread, also those before its own.
   for (int i = 0; i < 20; ++i) {
-    const int64_t before = made_here();
+    const int64_t before = devices.MadeHere();
     auto other = submit(++cache, /*lends=*/false);
     auto own = submit(++cache, /*lends=*/true);
     group->LendOnce();
     EXPECT_TRUE(other.get().ok());
     EXPECT_TRUE(own.get().ok());
-    EXPECT_LE(made_here(), before + 1);
+    EXPECT_LE(devices.MadeHere(), before + 1);
   }
   group->LendOnce();  // nothing is there
   group->Stop();

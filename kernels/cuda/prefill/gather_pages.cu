@@ -221,13 +221,10 @@ __device__ __forceinline__ void StoreRow(std::byte* to, bool alive, const uint32
   }
 }
 
-// What stays in FP8.
-enum class Kept { kNothing, kKeys, kKeysAndValues };
-
 // A warp takes 16 slots and 64 dimensions of one head, keys and values. Lane (r, t) takes
 // dimensions [8r, 8r + 8) of slots [4t, 4t + 4): so the warp reads whole sectors of the page and
 // writes 128 consecutive bytes of a row.
-template <DType kKv, DType kCompute, Kept kKept>
+template <DType kKv, DType kCompute, KeptFp8 kKept>
 __global__ void __launch_bounds__(32 * kWarps)
     GatherPagesKernel(const __grid_constant__ GatherArgs args,
                       const __grid_constant__ Planes planes) {
@@ -256,7 +253,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       if (d < value_dim) LoadNvfp4Values<kCompute>(value_plane, token, d, value_dim, v);
     } else {
       if (d < key_dim) LoadKeys<kKv>(key_plane, token, d, key_dim, k);
-      if constexpr (kKept == Kept::kKeysAndValues) {
+      if constexpr (kKept == KeptFp8::kKeysAndValues) {
         if (d < value_dim) LoadQuads<kKv>(value_plane, token, d, value_dim, quads);
       } else {
         if (d < value_dim) LoadValues<kKv, kCompute>(value_plane, token, d, value_dim, v);
@@ -264,7 +261,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
   }
   const size_t row = size_t(blockIdx.x) * kGatherSlots + in_tile;
-  constexpr bool kTransposes = kKept == Kept::kKeysAndValues;
+  constexpr bool kTransposes = kKept == KeptFp8::kKeysAndValues;
   uint32_t alive_bytes = 0;
 #pragma unroll
   for (int i = 0; i < kQuadTokens; ++i) {
@@ -278,7 +275,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     const int moved =
         kTransposes ? KeyRow((in_tile + i) % kStripSlots) - (in_tile + i) % kStripSlots : 0;
     const size_t at = (in_head + moved * kv_heads) * key_dim + d;
-    if constexpr (kKept != Kept::kNothing) {
+    if constexpr (kKept != KeptFp8::kNothing) {
       StoreRow(args.k + at * SizeOf(kKv), alive, k[i]);
     } else if constexpr (kIsNvfp4) {
       StoreRow(args.k + at * 2, alive, k[i]);
@@ -305,16 +302,17 @@ cudaError_t RunGatherPages(const GatherArgs& args, cudaStream_t stream) {
   const Status status = DispatchKvType(args.geometry.dtype, [&](auto kv) {
     constexpr DType kKv = kv();
     if constexpr (IsUnscaled(kKv)) {
-      run(GatherPagesKernel<kKv, kKv, Kept::kNothing>);
-    } else if (IsFp8(kKv) && args.keep_keys) {
+      run(GatherPagesKernel<kKv, kKv, KeptFp8::kNothing>);
+    } else if (IsFp8(kKv) && args.kept != KeptFp8::kNothing) {
       if constexpr (IsFp8(kKv)) {
-        args.transpose_values ? run(GatherPagesKernel<kKv, DType::kF16, Kept::kKeysAndValues>)
-                              : run(GatherPagesKernel<kKv, DType::kF16, Kept::kKeys>);
+        args.kept == KeptFp8::kKeys
+            ? run(GatherPagesKernel<kKv, DType::kF16, KeptFp8::kKeys>)
+            : run(GatherPagesKernel<kKv, DType::kF16, KeptFp8::kKeysAndValues>);
       }
     } else if (args.compute == DType::kBf16) {
-      run(GatherPagesKernel<kKv, DType::kBf16, Kept::kNothing>);
+      run(GatherPagesKernel<kKv, DType::kBf16, KeptFp8::kNothing>);
     } else {
-      run(GatherPagesKernel<kKv, DType::kF16, Kept::kNothing>);
+      run(GatherPagesKernel<kKv, DType::kF16, KeptFp8::kNothing>);
     }
     return Status::Ok();
   });

@@ -11,6 +11,16 @@
 
 namespace tributary::cuda {
 
+// What of an FP8 cache is copied as it is, and not widened.
+enum class KeptFp8 {
+  kNothing,
+  kKeys,
+  // Values, too, transposed by KV tiles: v is [KV tiles, kv_heads, value_dim, keys_per_tile]. Of
+  // every 16 keys, the one of slot s takes the row KeyRow(s) of layout/page_layout.h. So a thread
+  // that holds weights of a product of the keys has those of consecutive slots.
+  kKeysAndValues,
+};
+
 // All pointers are device pointers.
 struct GatherArgs {
   const PrefillGather* gathers = nullptr;  // of one pass
@@ -20,13 +30,8 @@ struct GatherArgs {
   KvGeometry geometry;               // of the cache; dimensions are multiples of 8
   DType compute = DType::kBf16;      // bf16 or f16; the cache's type when that has 16 bits
   int32_t page_size = 0;
-  bool keep_keys = false;  // over an FP8 cache: keys are copied in FP8 and not widened
-  // With keep_keys: values are copied in FP8, too, and transposed, `keys_per_tile` slots at a time:
-  // [KV tiles, kv_heads, value_dim, keys_per_tile]. Of every 16 keys, the one of slot s takes the
-  // row KeyRow(s) of layout/page_layout.h. So a thread that holds weights of a product of the keys
-  // has those of consecutive slots.
-  bool transpose_values = false;
-  int32_t keys_per_tile = kGatherSlots;  // divides kGatherSlots
+  KeptFp8 kept = KeptFp8::kNothing;
+  int32_t keys_per_tile = kGatherSlots;  // for KeptFp8::kKeysAndValues; divides kGatherSlots
   // [kGatherSlots * gather_count, kv_heads, key_dim] and [.., value_dim], without the cache's
   // scales. Slots that no row sees become zeros.
   std::byte* k = nullptr;

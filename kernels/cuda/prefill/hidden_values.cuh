@@ -49,7 +49,7 @@ __device__ __forceinline__ void KeepFinite(void* values, int thread) {
 }
 
 // The values of one key and KV head in global memory, a pair of dimensions at a time: `row` is the
-// key's row of dense values. In eight bits they lie transposed (GatherArgs::transpose_values).
+// key's row of dense values. In eight bits they lie transposed (KeptFp8::kKeysAndValues).
 template <DType kCompute, int kKeys, int kValueDim>
 class ValuesOfKey {
  public:

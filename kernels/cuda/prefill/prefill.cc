@@ -195,8 +195,9 @@ GatherArgs GatherArgsOf(const PrefillChoice& choice, const PrefillShape& shape,
   gather.geometry = shape.geometry;
   gather.compute = choice.compute;
   gather.page_size = shape.page_size;
-  gather.keep_keys = MultipliesFp8(choice);
-  gather.transpose_values = choice.fp8_weights;
+  gather.kept = choice.fp8_weights      ? KeptFp8::kKeysAndValues
+                : MultipliesFp8(choice) ? KeptFp8::kKeys
+                                        : KeptFp8::kNothing;
   gather.keys_per_tile = choice.keys_per_tile;
   gather.k = args.workspace + layout.k;
   gather.v = args.workspace + layout.v;

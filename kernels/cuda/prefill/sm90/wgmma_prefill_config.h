@@ -79,7 +79,7 @@ struct WgmmaPrefillTraits {
   static_assert(kScoreBytes % 16 == 0, "the copy engine takes rows of whole 16-byte units");
 
   // The same of values. In eight bits they lie transposed, one panel for each tile: its rows are
-  // dimensions, and slots lie side by side (GatherArgs::transpose_values).
+  // dimensions, and slots lie side by side (KeptFp8::kKeysAndValues).
   static constexpr bool kFp8Values = IsFp8(kCompute);
   static constexpr DType kWeights = kFp8Values ? DType::kFp8E4M3 : kCompute;
   static_assert(!kFp8Values || kCompute == kScores);
