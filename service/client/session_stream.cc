@@ -13,6 +13,10 @@ namespace {
 // Outcomes that nobody asks for are forgotten, the oldest first.
 constexpr size_t kMostOutcomes = 256;
 
+// How long a write that failed waits to be told why. The call is over by then, so that the reader's
+// thread hears of it as soon as it runs.
+constexpr std::chrono::seconds kEndIsTold{10};
+
 absl::Status Late(absl::string_view what) {
   return absl::DeadlineExceededError(absl::StrCat("the service did not ", what, " in time"));
 }
@@ -112,9 +116,12 @@ void SessionStream::OnEnd(std::function<void(const absl::Status&)> ended) {
 }
 
 absl::Status SessionStream::Write(const v1::SessionRequest& request) {
-  const MutexLock lock(write_mutex_);
-  if (stream_->Write(request)) return absl::OkStatus();
-  const absl::Status why = status();
+  {
+    const MutexLock lock(write_mutex_);
+    if (stream_->Write(request)) return absl::OkStatus();
+  }
+  // A write fails because the call has ended, and may fail before the reader has seen that end.
+  const absl::Status why = AwaitEnd(std::chrono::steady_clock::now() + kEndIsTold);
   return why.ok() ? absl::UnavailableError("the session's stream is broken") : why;
 }
 

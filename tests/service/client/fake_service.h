@@ -82,6 +82,9 @@ class FakeService final : public v1::AttentionService::Service {
   // The outcome of a unary call by name and number (from 1).
   std::function<grpc::Status(const std::string& method, int attempt)> on_unary;
 
+  // How a session ends, which it does as soon as it is open.
+  grpc::Status session_end;
+
   explicit FakeService(const SocketPath& socket) : target_(socket.target()) { Start(); }
   ~FakeService() override { Stop(); }
 
@@ -241,6 +244,17 @@ class FakeService final : public v1::AttentionService::Service {
       stream->Write(reply);
     }
     return stopping_ ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "stopping") : grpc::Status::OK;
+  }
+
+  grpc::Status AttendSession(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::SessionReply, v1::SessionRequest>* stream) override {
+    v1::SessionRequest first;
+    v1::SessionReply opened;
+    opened.mutable_opened();
+    stream->Read(&first);
+    stream->Write(opened);
+    return session_end;
   }
 
   // For good: a test's process ends soon.
