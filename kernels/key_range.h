@@ -61,7 +61,8 @@ TRIBUTARY_HOST_DEVICE constexpr int64_t LocalLength(const DcpLayout& d, int64_t 
 // Global positions [lo, hi) as the rank's local slots.
 TRIBUTARY_HOST_DEVICE constexpr KeyRange LocalRange(const DcpLayout& d, KeyRange global) {
   if (Empty(global)) return {0, 0};
-  return {LocalLength(d, global.lo), LocalLength(d, global.hi)};
+  // Without a window a range begins at 0: that is known without a division.
+  return {global.lo == 0 ? 0 : LocalLength(d, global.lo), LocalLength(d, global.hi)};
 }
 
 // A sliding window around a query position; -1 means unbounded on that side. A key at position k is

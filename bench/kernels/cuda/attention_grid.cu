@@ -7,11 +7,13 @@
 //   attention_grid [--set field|nvfp4|shapes|dims|spread|wide|batches|drafts|cascade|grid|all]
 //                  [--only TEXT] [--json FILE] [--portable] [--invariant] [--fp8-queries]
 //                  [--alone] [--apart] [--in-turn] [--shared-multiprocessors N] [--cluster N]
+//                  [--output f32|bf16|f16|fp8_e4m3|nvfp4]
 // --fp8-queries rounds queries, too, and leaves out what has no FP8 cache. --alone keeps a call
 // from beginning before the one ahead of it has ended. --apart reads what sequences share once for
 // each of them. --in-turn reads it in a launch of its own that nothing runs beside.
 // --shared-multiprocessors gives so many to that launch, where the other one gains by running
-// beside it.
+// beside it. --output counts the launch, too, that stores a call's result in that type, as is done
+// for a caller's memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,6 +23,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -33,10 +36,12 @@
 #include "kernels/cuda/decode/side_by_side.h"
 #include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/layout/page_layout.h"
+#include "kernels/cuda/merge/merge.h"
 #include "kernels/element.h"
 #include "kernels/float4.h"
 #include "kernels/fp8_queries.h"
 #include "kernels/kv_geometry.h"
+#include "kernels/output_format.h"
 
 namespace tributary::cuda {
 namespace {
@@ -355,6 +360,7 @@ struct BenchOptions {
   bool apart = false;
   bool in_turn = false;
   int32_t shared_multiprocessors = 0;
+  std::optional<DType> output;
 };
 
 class Bench {
@@ -416,6 +422,8 @@ class Bench {
     const std::vector<std::byte> host_q = RandomQueries(elements, random);
     const GpuArray<std::byte> q(host_q);
     const DeviceCall call(c, plan, used, output_rows);
+    const auto numbers = static_cast<int64_t>(output_rows) * c.kv.value_dim;
+    const GpuArray<std::byte> stored(OutputBytes(bench_.output.value_or(DType::kF32), numbers));
     const auto args_of = [&](size_t copy) {
       AttentionArgs args = call.Args(c);
       args.q = q.data();
@@ -423,8 +431,7 @@ class Bench {
       args.page_tables = page_tables.data() + copy * rows.pages.size();
       return args;
     };
-    const auto launch = [&](size_t copy) {
-      AttentionArgs args = args_of(copy);
+    const auto attend = [&](AttentionArgs args) {
       if (shared.empty()) {
         return Check(LaunchAttention(choice, shape, args, plan_shape.blocks, timer_.stream()));
       }
@@ -432,6 +439,13 @@ class Bench {
       args.late_strips = LateStripsOf(1);
       Check(LaunchSharedAttention(choice, shape, args, plan_shape.blocks, shared.launch(),
                                   timer_.stream()));
+    };
+    const auto launch = [&](size_t copy) {
+      const AttentionArgs args = args_of(copy);
+      attend(args);
+      if (bench_.output.has_value()) {
+        Store(c, args, static_cast<int32_t>(rows.keys.size()), stored.data());
+      }
     };
 
     result.kernel = ToString(choice);
@@ -462,6 +476,19 @@ class Bench {
     const int32_t chosen = bench_.shared_multiprocessors;
     if (chosen > 0) return {.shared = chosen, .rest = device_.multiprocessors - chosen};
     return DealMultiprocessors(device_, shared.costs(), shared.plan());
+  }
+
+  // Stores a call's result as an output of the type asked for.
+  void Store(const Case& c, const AttentionArgs& args, int32_t rows, std::byte* to) const {
+    MergeArgs merge;
+    merge.o[0] = args.o;
+    merge.lse[0] = args.lse;
+    merge.sources = 1;
+    merge.rows = rows;
+    merge.heads = c.q_heads;
+    merge.value_dim = c.kv.value_dim;
+    SetOutput({.dtype = *bench_.output, .scale = 1.0f / 1024}, to, &merge);
+    Check(LaunchMerge(merge, timer_.stream()));
   }
 
   // (Blocks and their scales lie elsewhere for each number of dimensions.)
@@ -523,6 +550,14 @@ class Bench {
   int32_t filled_dims_ = 0;
 };
 
+DType OutputTypeOf(const std::string& name) {
+  for (const DType t : {DType::kF32, DType::kBf16, DType::kF16, DType::kFp8E4M3, DType::kNvfp4}) {
+    if (name == Name(t)) return t;
+  }
+  std::fprintf(stderr, "--output: %s is no type of outputs\n", name.c_str());
+  std::exit(2);
+}
+
 int Main(int argc, char** argv) {
   std::string set = "field";
   std::string only;
@@ -554,6 +589,8 @@ int Main(int argc, char** argv) {
       bench_options.shared_multiprocessors = std::atoi(value), ++i;
     else if (flag == "--cluster")
       bench_options.cluster_size = std::atoi(value), ++i;
+    else if (flag == "--output")
+      bench_options.output = OutputTypeOf(value), ++i;
     else {
       std::fprintf(stderr, "unknown flag %s\n", argv[i]);
       return 2;

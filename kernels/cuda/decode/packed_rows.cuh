@@ -1,6 +1,5 @@
 // What all decode kernels do with the packed rows of a query tile apart from attending: find the
-// queries they stand for, combine what the warps of a thread block computed, and write the result
-// or merge it with the job's other splits.
+// queries they stand for, and write the result or merge it with the job's other splits.
 //
 // A packed row is one query row of one of the query heads that share a KV head. The packed rows of
 // a sequence and KV head are numbered query row by query row, head by head.
@@ -10,12 +9,9 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/cuda/decode/attention_args.h"
-#include "kernels/cuda/launch/grid.h"
 #include "kernels/cuda/layout/page_layout.h"
-#include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/ptx/widen.cuh"
 #include "kernels/dtype.h"
@@ -136,44 +132,6 @@ __device__ __forceinline__ float ValueScale(const AttentionArgs& args, const Wor
   return ElementUnit(kKv) * (args.v_scale == nullptr ? 1.0f : args.v_scale[item.kv_head]);
 }
 
-// What the warps of a thread block computed, each over its own keys, and how it is combined.
-template <int kWarps, int kTileRows>
-struct WarpResults {
-  float reference[kWarps][kTileRows];
-  float sum[kWarps][kTileRows];
-  float factor[kWarps][kTileRows];  // what a warp's unnormalised output is multiplied by
-  float lse2[kTileRows];            // LSE of all warps together, in base 2
-};
-
-// Fills factor and lse2; the caller synchronises before and after. Sixteen lanes take one packed
-// row.
-template <int kWarps, int kTileRows>
-__device__ __forceinline__ void CombineWarps(WarpResults<kWarps, kTileRows>& results, float v_scale,
-                                             float bias) {
-  static_assert(kWarps <= 16);
-  const int warp = threadIdx.x % 16;
-#pragma unroll 1
-  for (int begin = 0; begin < kTileRows; begin += 2 * kWarps) {
-    const int packed_row = begin + threadIdx.x / 16;
-    const bool alive = warp < kWarps && packed_row < kTileRows;
-    const float own = alive ? results.reference[warp][packed_row] : kNoReference;
-    float sum = alive ? results.sum[warp][packed_row] : 0.0f;
-    float reference = own;
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) {
-      reference = fmaxf(reference, __shfl_xor_sync(0xffffffffu, reference, mask));
-    }
-    const float factor = Exp2(own - reference);
-    sum *= factor;
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-    if (alive) results.factor[warp][packed_row] = sum == 0.0f ? 0.0f : factor * v_scale / sum;
-    if (alive && warp == 0) {
-      results.lse2[packed_row] = sum == 0.0f ? EmptyLse<float>() : reference + __log2f(sum) - bias;
-    }
-  }
-}
-
 // Writes four neighbouring dimensions of a row of the result and, for d = 0, its LSE (given in base
 // 2). A kernel that runs beside this one may poll these words before this one has ended, so every
 // word is written once and whole.
@@ -261,57 +219,6 @@ __device__ __forceinline__ void MergeParts(int count, LoadLse load_lse, LoadO lo
     o = make_float4(o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse);
     merged[u].lse2 = sum[u] == 0.0f ? EmptyLse<float>() : max[u] + __log2f(sum[u]);
   }
-}
-
-// Merges what the thread blocks of a cluster computed for one item. `o` and `lse2` (base 2) lie at
-// the same place in the shared memory of each block. Every block merges its share of the packed
-// rows and hands them to store(packed_row, d, part).
-template <int kValueDim, int kTileRows, int kThreads, typename Store>
-__device__ __forceinline__ void MergeCluster(const ClusterPlace& place,
-                                             const float (*o)[kValueDim + 4], const float* lse2,
-                                             Store store) {
-  static_assert(kValueDim % 4 == 0);
-  constexpr int kUnits = kValueDim / 4;  // of a packed row
-  const auto merge = [&]<int kSize>(std::integral_constant<int, kSize>) {
-    constexpr int kOfBlock = kTileRows / kSize * kUnits;
-    constexpr int kOfThread = (kOfBlock + kThreads - 1) / kThreads;
-    // Whether every thread that goes on has a unit in every round.
-    constexpr bool kFull = kOfBlock < kThreads || kOfBlock % kThreads == 0;
-    const auto unit_of = [&](int u) {
-      const int unit = u * kThreads + static_cast<int>(threadIdx.x);
-      return kFull ? unit : min(unit, kOfBlock - 1);
-    };
-    const auto packed_row_of = [&](int u) {
-      return static_cast<int>(place.rank) * (kTileRows / kSize) + unit_of(u) / kUnits;
-    };
-    // It is the same in every round if a round takes whole packed rows.
-    [[maybe_unused]] const int own_dim = threadIdx.x % kUnits * 4;
-    const auto dim_of = [&](int u) {
-      if constexpr (kThreads % kUnits == 0) {
-        return own_dim;
-      } else {
-        return unit_of(u) % kUnits * 4;
-      }
-    };
-    if (kOfBlock < kThreads && threadIdx.x >= kOfBlock) return;
-    PackedRowPart merged[kOfThread];
-    MergeParts<kOfThread, kSize>(
-        kSize,
-        [&](int u, int i) { return LoadFloatIn(SharedAddressIn(lse2 + packed_row_of(u), i)); },
-        [&](int u, int i) {
-          return LoadFloat4In(SharedAddressIn(&o[packed_row_of(u)][dim_of(u)], i));
-        },
-        merged);
-#pragma unroll
-    for (int u = 0; u < kOfThread; ++u) {
-      if (!kFull && u * kThreads + static_cast<int>(threadIdx.x) >= kOfBlock) continue;
-      store(packed_row_of(u), dim_of(u), merged[u]);
-    }
-  };
-  if (place.size == 2) merge(std::integral_constant<int, 2>{});
-  if (place.size == 4) merge(std::integral_constant<int, 4>{});
-  if (place.size == 8) merge(std::integral_constant<int, 8>{});
-  static_assert(kMaxClusterSize == 8);
 }
 
 }  // namespace tributary::cuda

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/decode/attention_args.h"
 #include "kernels/cuda/decode/packed_rows.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/ptx/widen.cuh"

@@ -68,9 +68,11 @@ class BlockBarrier {
   CopyBarrier barrier_;
 };
 
-// Makes barriers just initialised known to the copy engine.
+// Makes barriers just initialised known to the copy engine, and to the cluster's other blocks.
 __device__ __forceinline__ void FenceBarrierInit() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
 }
 
 // Copies `bytes` (a multiple of 16, both ends aligned to 16) and reports to the barrier. `policy`:

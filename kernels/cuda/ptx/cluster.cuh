@@ -158,15 +158,10 @@ __device__ __forceinline__ void StoreAsyncIn(uint32_t address, float x, uint32_t
 }
 
 // The cluster's own barrier, of all threads of all its blocks that have not ended: between the two
-// halves something else may be done. The hardware is content when all have arrived; tools that
-// check for races take it as met when all have waited, so whoever goes on waits as well.
+// halves something else may be done. It publishes nothing: an arrival that does would wait for all
+// that the thread has stored to global memory. The hardware is content when all have arrived; tools
+// that check for races take it as met when all have waited, so whoever goes on waits as well.
 __device__ __forceinline__ void ArriveAtCluster(const ClusterPlace& place) {
-#if __CUDA_ARCH__ >= 900
-  if (place.size > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-// The same for a meeting that publishes nothing.
-__device__ __forceinline__ void ArriveAtClusterRelaxed(const ClusterPlace& place) {
 #if __CUDA_ARCH__ >= 900
   if (place.size > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif

@@ -17,6 +17,7 @@
 #include "kernels/cuda/decode/sm80/mma_products.cuh"
 #include "kernels/cuda/decode/sm80/mma_strips.cuh"
 #include "kernels/cuda/decode/sm80/mma_traits.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
 
 namespace tributary::cuda {
 
@@ -173,6 +174,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
               Traits::kThreads>
       queries;
 
+  if (place.size > 1) {
+    if (threadIdx.x == 0) shared.inbox.Init();
+    ArriveAtCluster(place);  // (that the barrier is ready has been published)
+  }
+
   // Until the launches ahead have ended, this one asks L2 for what it will read. If they are known
   // to write no more than the end of a sequence, it also reads.
   if (args.beside != Beside::kNextLaunch) LetNextLaunchBegin();
@@ -207,10 +213,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
     AttendItem<Traits>(args, item, next_item, warp, warps, shared, strips, acc);
     if (has_next) item_copier.End(&shared.items[parity ^ 1]);
     StoreItem<Traits>(args, item, place, acc, shared, [&] {
-      if (has_next) queries.Load(args, shared.items[parity ^ 1]);
+      if constexpr (Traits::kRegistersAreScarce) {
+        if (has_next) queries.Prefetch(args, shared.items[parity ^ 1]);
+      } else {
+        if (has_next) queries.Load(args, shared.items[parity ^ 1]);
+      }
     });
-    MergeItem<Traits>(args, item, place, shared);
+    MergeItem<Traits>(args, item, place, parity, shared);
     if (!has_next) return EndBeside(args);
+    if constexpr (Traits::kRegistersAreScarce) queries.Load(args, shared.items[parity ^ 1]);
   }
 }
 

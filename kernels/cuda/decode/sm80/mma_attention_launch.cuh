@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/decode/sm80/mma_attention.cuh"
 #include "kernels/cuda/decode/sm80/mma_attention.h"
+#include "kernels/cuda/launch/grid.h"
 
 namespace tributary::cuda {
 

@@ -20,6 +20,8 @@ struct MmaConfig : MmaShape<kKvType, kKeyDimension, kValueDimension> {
   using Shape::kKeyStripBytes, Shape::kValueStripBytes, Shape::kValueVectors, Shape::kVectorDims;
   static constexpr bool kRings = kWithRings;
   static constexpr int kStrips = kRings ? 1 : Shape::kStrips;
+  // Whether the strips leave no registers for what is asked for long ahead of its use.
+  static constexpr bool kRegistersAreScarce = kKvType == DType::kNvfp4 && !kRings;
   static constexpr DType kKv = kKvType;
   static constexpr int kKeyDim = kKeyDimension;
   static constexpr int kValueDim = kValueDimension;

@@ -150,8 +150,10 @@ struct Accumulator {
   float o[Traits::kDimTiles][Traits::kRowTiles][4];
   float reference[Traits::kRowTiles][2];
   float sum[Traits::kRowTiles][2];  // over this thread's rows only
+  bool is_empty;                    // nothing has been added to o yet: it need not be rescaled
 
   __device__ void Reset() {
+    is_empty = true;
 #pragma unroll
     for (int tile = 0; tile < Traits::kRowTiles; ++tile) {
       reference[tile][0] = reference[tile][1] = kNoReference;
@@ -214,6 +216,7 @@ struct Accumulator {
         const float factor = Exp2(reference[tile][c] - raised);
         reference[tile][c] = raised;
         sum[tile][c] *= factor;
+        if (!Traits::kRegistersAreScarce && is_empty) continue;
 #pragma unroll
         for (int d = 0; d < Traits::kDimTiles; ++d) {
           o[d][tile][c] *= factor;
@@ -224,6 +227,7 @@ struct Accumulator {
   }
 
   __device__ void AddValues(const ValueStrip<Traits>& v, const float (&p)[Traits::kRowTiles][4]) {
+    is_empty = false;
     uint32_t b[Traits::kRowTiles][2];
 #pragma unroll
     for (int tile = 0; tile < Traits::kRowTiles; ++tile) {

@@ -1,8 +1,10 @@
 // What mma_attention's parts know of their shapes (mma_config.h), and what lies in shared memory.
 #pragma once
 
+#include "kernels/cuda/decode/cluster_merge.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/sm80/mma_config.h"
+#include "kernels/cuda/decode/sm80/warp_results.cuh"
 #include "kernels/cuda/ptx/widen.cuh"
 
 namespace tributary::cuda {
@@ -20,8 +22,7 @@ struct MmaSharedMemory : MmaRings<Config> {
   uint4 q[Config::kRowTiles][Config::kSteps][32];  // operand B of K Q^T, as the lanes take it
   // The warps' unnormalised outputs, one tile of 8 packed rows at a time.
   alignas(16) float o[Config::kWarps][8][Config::kPaddedValueDim + 4];
-  // The thread block's output, if its cluster has other thread blocks.
-  alignas(16) float block_o[kTileRows][Config::kValueDim + 4];
+  ClusterInbox<Config::kValueDim, kTileRows> inbox;  // where the cluster has other thread blocks
   PackedRowState<kTileRows> packed_rows;
   WarpResults<Config::kWarps, kTileRows> warps;
   WorkItem items[2];  // the item that is worked on, and the next one

@@ -3,6 +3,7 @@
 #include "kernels/cuda/decode/sm80/mma_attention.cuh"
 #include "kernels/cuda/decode/sm90/mma_rings.cuh"
 #include "kernels/cuda/decode/sm90/mma_rings.h"
+#include "kernels/cuda/launch/grid.h"
 
 namespace tributary::cuda {
 

@@ -18,6 +18,7 @@
 // says whether it holds.
 #pragma once
 
+#include "kernels/cuda/decode/cluster_merge.cuh"
 #include "kernels/cuda/decode/cut_job.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/queries.cuh"
@@ -135,7 +136,7 @@ __device__ __forceinline__ void ComputeItems(const AttentionArgs& args, const Cl
     queries.Ask(args, next, shared.raw, shared.packed_rows);
   }
   // No block ends while others may read its shared memory.
-  ArriveAtClusterRelaxed(place);
+  ArriveAtCluster(place);
   WaitForCluster(place);
 }
 
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     WaitForCopies();
   }
   __syncthreads();
-  ArriveAtClusterRelaxed(place);  // (that the barriers are ready has been published)
+  ArriveAtCluster(place);  // (that the barriers are ready has been published)
   if (shared.items[0].packed_count == 0) {
     // Where no block has an item, what comes after this launch still comes after those ahead of it.
     WaitForLaunchesAhead();

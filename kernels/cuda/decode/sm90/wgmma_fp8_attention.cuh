@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
     int next = __ldg(&args.items[index].next);
     copier.InitBarriers(place);
     ArriveAtBlock<Traits::kBlockThreads>();
-    ArriveAtClusterRelaxed(place);
+    ArriveAtCluster(place);
     int pages = copier.FirstPages(item);
     copier.Prefetch(item, pages);
     WaitForLaunchesAhead();
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(Traits::kBlockThreads, 1)
   }
   WaitForCopies();
   SyncBlock<Traits::kBlockThreads>();
-  ArriveAtClusterRelaxed(place);
+  ArriveAtCluster(place);
   if (shared.items[0].packed_count == 0) return;
   if (warpgroup == 2) {
     WaitForCluster(place);

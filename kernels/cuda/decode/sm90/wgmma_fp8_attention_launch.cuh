@@ -3,6 +3,7 @@
 #include "kernels/cuda/decode/sm90/wgmma_attention.h"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_attention.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_attention.h"
+#include "kernels/cuda/launch/grid.h"
 
 namespace tributary::cuda {
 

@@ -6,6 +6,7 @@
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/queries.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_nvfp4_queries.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/ptx/wgmma_fp8.cuh"

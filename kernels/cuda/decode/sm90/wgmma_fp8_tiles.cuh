@@ -10,6 +10,7 @@
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/uniform.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
+#include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/ptx/widen.cuh"
 

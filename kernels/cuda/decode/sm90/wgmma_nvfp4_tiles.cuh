@@ -9,6 +9,7 @@
 #include "kernels/cuda/decode/sm90/uniform.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
 #include "kernels/cuda/layout/nvfp4_layout.h"
+#include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/ptx/widen_nvfp4.cuh"
 

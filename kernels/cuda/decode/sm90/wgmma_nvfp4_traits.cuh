@@ -8,6 +8,7 @@
 #include "kernels/cuda/decode/sm90/tile_source.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_block.cuh"
 #include "kernels/cuda/decode/sm90/wgmma_fp8_merge.cuh"
+#include "kernels/cuda/launch/grid.h"
 #include "kernels/cuda/layout/nvfp4_layout.h"
 #include "kernels/cuda/plan/work_item.h"
 #include "kernels/cuda/ptx/bulk_copy.cuh"
