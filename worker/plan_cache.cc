@@ -10,7 +10,9 @@ bool PlanCache::Matches(const Slot& slot, const PlanShape& shape,
       slot.ward != shape.ward) {
     return false;
   }
-  // One branch per entry: this is the cost of every layer but a step's first.
+  // One branch per entry: this is the cost of every layer but a step's first. (Twice unrolled it is
+  // a tenth less; four times, a batch of one pays for it.)
+#pragma GCC unroll 2
   for (size_t i = 0; i < entries.size(); ++i) {
     const EntryKey key = KeyOf(entries[i], *tables[i]);
     const EntryKey& known = slot.entries[i];

@@ -49,8 +49,8 @@ class PlanCache {
   static EntryKey KeyOf(const StepEntry& entry, const PageTable& table) {
     return {.sequence = entry.sequence,
             .first_position = static_cast<uint64_t>(entry.first_position),
-            .counts = static_cast<uint64_t>(static_cast<uint32_t>(entry.query_rows)) << 32 |
-                      static_cast<uint32_t>(entry.new_tokens),
+            .counts = static_cast<uint64_t>(static_cast<uint32_t>(entry.new_tokens)) << 32 |
+                      static_cast<uint32_t>(entry.query_rows),
             .first_row = static_cast<uint64_t>(entry.first_row),
             .table_version = table.version() << 1 | (entry.replay ? 1 : 0)};
   }
