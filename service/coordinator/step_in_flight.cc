@@ -104,7 +104,8 @@ void TellSubmitted(Observer& observer, StepInFlight* step, worker::Command* comm
   command->trace = record.trace;
 }
 
-void AnswerMembers(const StepInFlight& step, const Outcome& outcome) {
+void AnswerMembers(const StepInFlight& step) {
+  const Outcome& outcome = step.outcome;
   const worker::CacheSpec& spec = step.cache->spec;
   const worker::LayerGeometry geometry =
       worker::GeometryOf(spec, spec.layers[static_cast<size_t>(step.record.layer)]);
@@ -129,6 +130,7 @@ void AnswerMembers(const StepInFlight& step, const Outcome& outcome) {
       continue;
     }
     v1::AttendReply reply;
+    reply.set_request_id(request.request_id);
     if (output != nullptr) WriteReply(request, *output, own, &reply);
     // Its tokens are held. The caller repeats the call with another place for the result.
     if (absl::Status lost = request.CheckResultsWhole(); !lost.ok()) {
@@ -142,9 +144,9 @@ void AnswerMembers(const StepInFlight& step, const Outcome& outcome) {
   }
 }
 
-void TellEnded(Observer& observer, StepInFlight* step, const Outcome& outcome) {
+void TellEnded(Observer& observer, StepInFlight* step) {
   step->record.answered = std::chrono::steady_clock::now();
-  observer.OnStepEnded(step->record, outcome.status, outcome.replies);
+  observer.OnStepEnded(step->record, step->outcome.status, step->outcome.replies);
 }
 
 }  // namespace tributary::service

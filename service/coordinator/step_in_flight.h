@@ -36,6 +36,7 @@ struct StepInFlight {
   StepRecord record;
   std::vector<worker::Standing> standings;  // what the workers are told with the step
   std::vector<worker::StepOutput> outputs;  // the command's, for the members that attend
+  Outcome outcome;                          // from its end on
   // In the order of their entries in the command.
   absl::InlinedVector<StepMember*, 4> members;
   absl::InlinedVector<OperationPtr, 4> operations;  // own the members, in the same order
@@ -57,9 +58,9 @@ void BuildCommand(StepInFlight* step, int32_t layer_in_group, bool copy_shared,
 void TellSubmitted(Observer& observer, StepInFlight* step, worker::Command* command);
 
 // Answers the callers of a settled step. Without the lock.
-void AnswerMembers(const StepInFlight& step, const Outcome& outcome);
+void AnswerMembers(const StepInFlight& step);
 
 // Tells the observer that the callers have their answers. Without the lock.
-void TellEnded(Observer& observer, StepInFlight* step, const Outcome& outcome);
+void TellEnded(Observer& observer, StepInFlight* step);
 
 }  // namespace tributary::service

@@ -42,14 +42,12 @@ absl::Status CheckAnswer(const StepInFlight& step, const Outcome& outcome) {
 // steps.
 class StepRunner::StepOperation final : public Operation {
  public:
-  StepOperation(StepRunner* runner, StepRequest request, Done<v1::AttendReply> done)
-      : runner_(*runner) {
-    for (const worker::StepEntry& entry : request.entries) {
+  StepOperation(StepRunner* runner, StepRequest&& request, Done<v1::AttendReply> done)
+      : member{.request = std::move(request), .done = std::move(done)}, runner_(*runner) {
+    for (const worker::StepEntry& entry : member.request.entries) {
       const bool again = !sequences.empty() && sequences.back() == entry.sequence;
       if (!again) sequences.push_back(entry.sequence);
     }
-    member.request = std::move(request);
-    member.done = std::move(done);
   }
 
   void OnTurn() override TRIBUTARY_LOCKED {
@@ -142,7 +140,7 @@ void StepRunner::Append(std::shared_ptr<const v1::AppendRequest> request, const 
                         Done<v1::AppendReply> done) {
   Admit(
       request->cache_id(), call,
-      [request](const StepContext& context) { return CheckAppend(request, context); },
+      [&request](const StepContext& context) { return CheckAppend(request, context); },
       [done = std::move(done)](absl::StatusOr<v1::AttendReply> attended) {
         if (!attended.ok()) return done(attended.status());
         v1::AppendReply reply;
@@ -155,15 +153,11 @@ void StepRunner::Attend(std::shared_ptr<const v1::AttendRequest> request, const 
                         Done<v1::AttendReply> done) {
   Admit(
       request->cache_id(), call,
-      [request](const StepContext& context) { return CheckAttend(request, context); },
-      [done = std::move(done),
-       id = request->request_id()](absl::StatusOr<v1::AttendReply> attended) {
-        if (attended.ok()) attended->set_request_id(id);
-        done(std::move(attended));
-      });
+      [&request](const StepContext& context) { return CheckAttend(request, context); },
+      std::move(done));
 }
 
-void StepRunner::Admit(const std::string& cache_name, const CallContext& call, const Check& check,
+void StepRunner::Admit(const std::string& cache_name, const CallContext& call, Check check,
                        Done<v1::AttendReply> done) {
   absl::StatusOr<CachePtr> cache = [&] {
     const ReadSection section(lock_);
@@ -409,6 +403,7 @@ void StepRunner::EndPieces(StepOperation* operation, absl::Status status) {
     status = FromOutcome(absl::AbortedError("the group has re-formed"), options_.retry_delay);
   }
   if (status.ok()) {
+    split.reply.set_request_id(member.request.request_id);
     operation->cache->table.Commit(member.reservation);
     for (const StepReservation::Change& change : member.reservation.changes) {
       split.reply.add_lengths(change.length);
@@ -446,6 +441,7 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
     commands_.TellAgain(step->cache->ids[place.group], std::move(step->standings));
   }
   Settle(step.get(), outcome, options_.retry_delay, &statistics_);
+  step->outcome = std::move(outcome);
   // A call that has several steps is answered after the last of them.
   absl::InlinedVector<OperationPtr, 4> over;
   for (const OperationPtr& operation : step->operations) {
@@ -454,9 +450,9 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
   // This is deferred before the answers of calls that follow: replies of one sequence come in the
   // order in which the calls took effect.
   lock_.Answer(
-      [this, step, outcome = std::make_shared<const Outcome>(std::move(outcome))] {
-        AnswerMembers(*step, *outcome);
-        TellEnded(observer_, step.get(), *outcome);
+      [this, step] {
+        AnswerMembers(*step);
+        TellEnded(observer_, step.get());
       },
       static_cast<int64_t>(over.size()));
   for (const OperationPtr& operation : over) {

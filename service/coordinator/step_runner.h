@@ -4,11 +4,11 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "service/coordinator/cache_registry.h"
 #include "service/coordinator/call_context.h"
@@ -58,9 +58,9 @@ class StepRunner {
   using StepOperationPtr = std::shared_ptr<StepOperation>;
   using StepPtr = std::shared_ptr<StepInFlight>;
   // Checks a request, without the lock.
-  using Check = std::function<absl::StatusOr<StepRequest>(const StepContext&)>;
+  using Check = absl::FunctionRef<absl::StatusOr<StepRequest>(const StepContext&)>;
 
-  void Admit(const std::string& cache_name, const CallContext& call, const Check& check,
+  void Admit(const std::string& cache_name, const CallContext& call, Check check,
              Done<v1::AttendReply> done) TRIBUTARY_UNLOCKED;
   void BeginThoseThatCan() TRIBUTARY_LOCKED;
   // Fixes who takes part. From here on a caller that loses interest changes nothing for the

@@ -144,6 +144,7 @@ absl::StatusOr<StepRequest> CheckAttend(std::shared_ptr<const v1::AttendRequest>
                         absl::StrCat("must be 0 to ", kMostYieldMs, ", is ", message->yield_ms()));
   }
   StepRequest request;
+  request.request_id = message->request_id();
   request.yield = std::chrono::milliseconds(message->yield_ms());
   request.key.cache = context.cache;
   request.key.layer = message->layer();

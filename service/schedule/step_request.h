@@ -35,6 +35,7 @@ struct StepRequest {
   std::vector<worker::StepEntry> entries;
   int32_t query_rows = 0;  // sums over entries
   int32_t new_tokens = 0;
+  uint64_t request_id = 0;  // an Attend's, for its reply
   std::optional<InputTensor> q;
   std::optional<InputTensor> k;
   std::optional<InputTensor> v;
