@@ -30,8 +30,9 @@ using test::Authority;
 // A service whose callers are hosts named model.example and operators named ops.example.
 class TlsTest : public ::testing::Test {
  protected:
-  void Serve(bool mutual, int64_t max_calls = 0) {
+  void Serve(bool mutual, int64_t max_calls = 0, std::chrono::milliseconds window = {}) {
     TestService::Options options{.workers = 1};
+    options.coordinator.batch.window = window;
     options.server.tls = server_files_;
     if (mutual) {
       options.server.tls.authorities = authorities_;
@@ -163,7 +164,8 @@ TEST_F(TlsTest, ReflectionThatIsOffIsNotThere) {
 }
 
 TEST_F(TlsTest, ACallerHasNoMoreCallsInFlightThanItMay) {
-  Serve(/*mutual=*/true, /*max_calls=*/1);
+  // The window keeps a call in flight until others have come.
+  Serve(/*mutual=*/true, /*max_calls=*/1, std::chrono::milliseconds(200));
   client::ConnectOptions options{.target = service_->address(), .security = Model()};
   options.max_attempts = 1;
   const auto client = client::Client::Connect(options);
