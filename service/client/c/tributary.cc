@@ -22,6 +22,7 @@ static_assert(TRIBUTARY_F32 == static_cast<int>(v1::DTYPE_F32));
 static_assert(TRIBUTARY_FP8_E5M2 == static_cast<int>(v1::DTYPE_FP8_E5M2));
 static_assert(TRIBUTARY_NVFP4 == static_cast<int>(v1::DTYPE_NVFP4));
 static_assert(TRIBUTARY_DFLASH == static_cast<int>(v1::ATTEND_MODE_DFLASH));
+static_assert(TRIBUTARY_WINDOW_ANCHOR == static_cast<int>(v1::WINDOW_BASE_ANCHOR));
 static_assert(TRIBUTARY_UNAUTHENTICATED == static_cast<int>(absl::StatusCode::kUnauthenticated));
 
 absl::StatusOr<ConnectOptions> FromC(const tributary_options& given) {
@@ -40,6 +41,10 @@ absl::StatusOr<ConnectOptions> FromC(const tributary_options& given) {
 
 absl::Status FromC(const tributary_layer& given, v1::LayerSpec& layer) {
   if (given.has_window_left != 0) layer.mutable_window()->set_left(given.window_left);
+  if (given.has_window_right != 0) layer.mutable_window()->set_right(given.window_right);
+  layer.set_window_base(static_cast<v1::WindowBase>(given.window_base));
+  layer.set_causal_block(given.causal_block != 0);
+  if (given.o_scale != 0) layer.set_o_scale(given.o_scale);
   if (given.has_soft_cap != 0) layer.set_soft_cap(given.soft_cap);
   layer.set_sm_scale(given.sm_scale);
   layer.set_kv_dtype(static_cast<v1::DType>(given.kv_dtype));
@@ -81,6 +86,16 @@ absl::StatusOr<v1::CacheSpec> FromC(const tributary_cache_spec& given) {
     spec.set_window_capacity_tokens(given.window_capacity_tokens);
   }
   if (given.rollback_tokens != 0) spec.set_rollback_tokens(given.rollback_tokens);
+  spec.set_interleave(given.interleave);
+  spec.set_fp8_queries(given.fp8_queries != 0);
+  spec.set_fp8_weights(given.fp8_weights != 0);
+  if (given.has_replicas != 0) spec.set_replicas(given.replicas);
+  if (given.mode_count < 0 || (given.mode_count > 0 && given.modes == nullptr)) {
+    return InvalidField("modes", "mode_count does not agree with them");
+  }
+  for (int i = 0; i < given.mode_count; ++i) {
+    spec.add_modes(static_cast<v1::AttendMode>(given.modes[i]));
+  }
   if (given.layer_count < 0 || (given.layer_count > 0 && given.layer_specs == nullptr)) {
     return InvalidField("layer_specs", "layer_count does not agree with them");
   }
@@ -118,9 +133,11 @@ absl::StatusOr<AttendCall> ToAttend(const tributary_call* given) {
                     .head_dim = call->head_dim,
                     .value_head_dim = call->value_head_dim,
                     .output = call->output,
+                    .output_dtype = static_cast<v1::DType>(call->output_dtype),
                     .lse = call->lse,
                     .yield = std::chrono::milliseconds(call->yield_ms)};
   if (call->mode != 0) attend.mode = static_cast<v1::AttendMode>(call->mode);
+  if (call->o_scale != 0) attend.o_scale = call->o_scale;
   attend.entries.reserve(call->entry_count);
   for (size_t i = 0; i < call->entry_count; ++i) {
     const tributary_entry& entry = call->entries[i];
@@ -345,6 +362,10 @@ uint64_t tributary_attend_async(tributary_client* client, const tributary_call* 
   done(context, code, error);
   tributary_error_free(error);
   return 0;
+}
+
+uint64_t tributary_output_bytes(tributary_dtype dtype, uint64_t elements) {
+  return OutputBytes(static_cast<tributary::v1::DType>(dtype), elements);
 }
 
 void tributary_cancel(tributary_client* client, uint64_t call) { client->client->Cancel(call); }

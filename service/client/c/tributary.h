@@ -118,6 +118,15 @@ typedef enum tributary_dtype {
   TRIBUTARY_NVFP4 = 6
 } tributary_dtype;
 
+typedef enum tributary_mode { TRIBUTARY_CAUSAL = 1, TRIBUTARY_DFLASH = 2 } tributary_mode;
+
+/* The position p that the window of a DFLASH call is laid around: each row's own, or the first one
+ * of the draft block. */
+typedef enum tributary_window_base {
+  TRIBUTARY_WINDOW_QUERY = 1,
+  TRIBUTARY_WINDOW_ANCHOR = 2
+} tributary_window_base;
+
 /* What may differ from layer to layer. 0 and NULL stand for the cache's value or for none. */
 typedef struct tributary_layer {
   size_t size;
@@ -137,6 +146,13 @@ typedef struct tributary_layer {
   int32_t k_scale_count;
   const float* v_scale;
   int32_t v_scale_count;
+  int32_t padding; /* not looked at */
+  /* Since 1.3. */
+  int64_t window_right; /* of DFLASH: keys up to p + window_right are seen */
+  int32_t has_window_right;
+  tributary_window_base window_base; /* of DFLASH; 0: QUERY */
+  int32_t causal_block; /* of DFLASH; 1: a row of a draft block does not see the rows after it */
+  float o_scale;        /* of outputs of FP8_E4M3 and NVFP4: real = stored * scale; 0: 1.0 */
 } tributary_layer;
 
 /* The attention geometry of one model. proto/tributary/v1/types.proto states the limits. */
@@ -157,6 +173,15 @@ typedef struct tributary_cache_spec {
   int64_t rollback_tokens;            /* 0: 1024 */
   const tributary_layer* layer_specs; /* layer_count of them; NULL: all layers are alike */
   int32_t layer_count;                /* 1 (for every layer) or `layers` */
+  int32_t padding;                    /* not looked at */
+  /* Since 1.3. */
+  const tributary_mode* modes; /* mode_count of them, which the host will ask for; NULL: any */
+  int32_t mode_count;
+  int32_t interleave;   /* tokens dealt to one worker at a time; divides page_size; 0: page_size */
+  int32_t fp8_queries;  /* 1: queries are rounded to FP8 where they meet a cache that is FP8 */
+  int32_t fp8_weights;  /* 1, with fp8_queries: weights of prompts may be, too, on GPUs */
+  int32_t has_replicas; /* 1: `replicas` replaces the service's */
+  int32_t replicas;     /* other workers that keep each worker's tokens as well: 0 or 1 */
 } tributary_cache_spec;
 
 typedef struct tributary_cache_info {
@@ -212,8 +237,6 @@ tributary_code tributary_update_sequences(tributary_client* client, const char* 
                                           tributary_update* updates, int32_t count,
                                           tributary_error** error);
 
-typedef enum tributary_mode { TRIBUTARY_CAUSAL = 1, TRIBUTARY_DFLASH = 2 } tributary_mode;
-
 typedef struct tributary_entry {
   uint64_t sequence;
   int64_t first_position; /* of the first row and of the first new token */
@@ -230,7 +253,7 @@ typedef struct tributary_call {
   tributary_mode mode; /* 0: CAUSAL */
   const tributary_entry* entries;
   size_t entry_count;
-  tributary_dtype dtype; /* of q, k, v and output: F32, BF16 or F16 */
+  tributary_dtype dtype; /* of q, k and v: F32, BF16 or F16; of output, too, by default */
   int32_t q_heads;       /* of an append: 0 */
   int32_t kv_heads;
   int32_t head_dim;       /* of q and k */
@@ -242,7 +265,16 @@ typedef struct tributary_call {
   float* lse; /* [rows, q_heads], natural log, -inf where a row sees no key; NULL: not wanted */
   int32_t yield_ms; /* calls that come up to so much later go first: for work that nobody waits
                        for; 0 to 1000; not looked at by an append */
+  int32_t padding;  /* not looked at */
+  /* Since 1.3. Not looked at by an append. */
+  tributary_dtype output_dtype; /* F32, BF16, F16, FP8_E4M3 or NVFP4; 0: dtype. How an NVFP4 output
+                                   lies in memory is told in types.proto */
+  float o_scale;                /* of FP8_E4M3 and NVFP4: real = stored * scale; 0: the layer's */
 } tributary_call;
+
+/* Bytes of an output of so many elements, rows * q_heads * value_head_dim. 0 for a type that no
+ * output has. Since 1.3. */
+uint64_t tributary_output_bytes(tributary_dtype dtype, uint64_t elements);
 
 /* Writes K/V and computes nothing. */
 tributary_code tributary_append(tributary_client* client, const tributary_call* call,

@@ -142,6 +142,104 @@ static void Sequences(tributary_client* client) {
   CHECK(tributary_close_sequence(client, "c", child, NULL) == TRIBUTARY_NOT_FOUND);
 }
 
+/* Every value is 1, and so is every output. */
+static void QuantizedOutputs(tributary_client* client) {
+  tributary_entry entry = {0};
+  CHECK(tributary_open_sequence(client, "c", &entry.sequence, NULL) == TRIBUTARY_OK);
+  tributary_call call = Call(&entry, 4);
+  unsigned char stored[4 * kHeads * kDim];
+  call.output = stored;
+  call.output_dtype = TRIBUTARY_FP8_E4M3;
+  call.o_scale = 0.5f;
+  const uint64_t elements = sizeof stored;
+  CHECK(tributary_output_bytes(TRIBUTARY_FP8_E4M3, elements) == elements);
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
+  CHECK(stored[0] == 0x40 && stored[elements - 1] == 0x40); /* 1 / o_scale, as e4m3 */
+  call.o_scale = 0;                                         /* the layer's, which has none */
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
+  CHECK(stored[0] == 0x38);
+  call.output_dtype = TRIBUTARY_NVFP4;
+  call.o_scale = 1.0f / 6;
+  const uint64_t bytes = tributary_output_bytes(TRIBUTARY_NVFP4, elements);
+  CHECK(bytes == elements / 2 + elements / 16);
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
+  CHECK(stored[0] == 0x77 && stored[elements / 2 - 1] == 0x77);     /* 6 and 6, as e2m1 */
+  CHECK(stored[elements / 2] == 0x38 && stored[bytes - 1] == 0x38); /* block scales of 1 */
+
+  tributary_error* error = NULL;
+  call.output_dtype = TRIBUTARY_BF16; /* which has no scale */
+  CHECK(tributary_attend(client, &call, &error) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "o_scale") == 0);
+  tributary_error_free(error);
+  call.o_scale = 0;
+  call.output_dtype = TRIBUTARY_FP8_E5M2;
+  CHECK(tributary_attend(client, &call, &error) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "output_dtype") == 0);
+  tributary_error_free(error);
+  CHECK(tributary_output_bytes(TRIBUTARY_FP8_E5M2, elements) == 0);
+}
+
+/* A draft block of four rows without context; how many keys a row sees is told by its LSE. */
+static void Drafts(tributary_client* client) {
+  const tributary_layer layers[2] = {{.size = sizeof layers[0], .causal_block = 1, .o_scale = 2.0f},
+                                     {.size = sizeof layers[0],
+                                      .window_right = 1,
+                                      .has_window_right = 1,
+                                      .window_base = TRIBUTARY_WINDOW_ANCHOR}};
+  const tributary_mode modes[1] = {TRIBUTARY_DFLASH};
+  tributary_cache_spec spec = {.size = sizeof spec,
+                               .layers = 2,
+                               .q_heads = kHeads,
+                               .kv_heads = kHeads,
+                               .head_dim = kDim,
+                               .capacity_tokens = 1000,
+                               .layer_specs = layers,
+                               .layer_count = 2,
+                               .modes = modes,
+                               .mode_count = 1,
+                               .interleave = 4,
+                               .fp8_queries = 1};
+  CHECK(tributary_create_cache(client, "drafts", &spec, NULL, NULL) == TRIBUTARY_OK);
+  tributary_entry entry = {0};
+  CHECK(tributary_open_sequence(client, "drafts", &entry.sequence, NULL) == TRIBUTARY_OK);
+  tributary_call call = Call(&entry, 4);
+  call.cache = "drafts";
+  call.mode = TRIBUTARY_DFLASH;
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
+  for (int row = 0; row < 4; ++row) {
+    CHECK(fabsf(lse[row][0] - (8.0f + logf((float)row + 1))) < 1e-2f);
+  }
+  unsigned char stored[4 * kHeads * kDim];
+  call.output = stored;
+  call.output_dtype = TRIBUTARY_FP8_E4M3;
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
+  CHECK(stored[0] == 0x30); /* 1 / 2, the layer's scale */
+  call.layer = 1;
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_OK);
+  for (int row = 0; row < 4; ++row) CHECK(fabsf(lse[row][0] - (8.0f + logf(2.0f))) < 1e-2f);
+  call.mode = TRIBUTARY_CAUSAL; /* which this cache was not made for */
+  CHECK(tributary_attend(client, &call, NULL) == TRIBUTARY_FAILED_PRECONDITION);
+
+  tributary_error* error = NULL;
+  spec.modes = NULL;
+  CHECK(tributary_create_cache(client, "other", &spec, NULL, &error) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "modes") == 0);
+  tributary_error_free(error);
+  spec.mode_count = 0;
+  spec.fp8_queries = 0;
+  spec.fp8_weights = 1;
+  CHECK(tributary_create_cache(client, "other", &spec, NULL, &error) != TRIBUTARY_OK);
+  CHECK(strstr(tributary_error_message(error), "fp8_weights") != NULL);
+  tributary_error_free(error);
+  spec.fp8_weights = 0;
+  spec.has_replicas = 1;
+  spec.replicas = 2;
+  CHECK(tributary_create_cache(client, "other", &spec, NULL, &error) == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "spec.replicas") == 0);
+  tributary_error_free(error);
+  CHECK(tributary_delete_cache(client, "drafts", NULL) == TRIBUTARY_OK);
+}
+
 /* Outcomes of calls that were made without waiting. */
 typedef struct {
   pthread_mutex_t mutex;
@@ -326,6 +424,8 @@ int main(int argc, char** argv) {
   if (client == NULL) return 1;
   Caches(client);
   Sequences(client);
+  QuantizedOutputs(client);
+  Drafts(client);
   WithoutWaiting(client);
   Options(client);
   Timeouts(client);
