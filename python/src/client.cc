@@ -40,6 +40,8 @@ using MaybeInput = std::optional<Input>;
 using MaybeOutput = std::optional<Output>;
 using Timeout = std::optional<double>;  // seconds; none: the client's
 using Entries = std::vector<std::tuple<uint64_t, int64_t, int32_t, int32_t>>;
+// Of an output: its dtype (0: q's), its scale (0: the layer's), and dimensions of a head.
+using OutputKind = std::tuple<int, float, int32_t>;
 
 // A call's structure and the entries that it points to.
 struct Call {
@@ -68,7 +70,8 @@ struct Call {
     c.v = v.data();
   }
   void SetAttend(int mode, const Input& q, const MaybeInput& k, const MaybeInput& v,
-                 const Output& out, const MaybeOutput& lse, int32_t yield_ms) {
+                 const Output& out, const MaybeOutput& lse, int32_t yield_ms,
+                 const OutputKind& kind) {
     CheckShape("q", q.ndim(), q.shape_ptr(), rows, 0, 0);
     c.mode = static_cast<tributary_mode>(mode);
     c.yield_ms = yield_ms;
@@ -83,16 +86,38 @@ struct Call {
         Fail(TRIBUTARY_INVALID_ARGUMENT, "v: is missing: entries have new tokens", "v");
       SetKv(*k, *v, new_tokens, q.shape(2));
     }
-    CheckShape("out", out.ndim(), out.shape_ptr(), rows, q.shape(1), c.value_head_dim);
-    if (DTypeOf(out.dtype(), "out") != c.dtype)
-      Fail(TRIBUTARY_INVALID_ARGUMENT, "out: must have q's dtype", "out");
-    c.value_head_dim = static_cast<int32_t>(out.shape(2));
-    c.output = out.data();
+    SetOutput(out, kind);
     if (!lse.has_value()) return;
     const bool fits = lse->ndim() == 2 && lse->shape(0) == rows && lse->shape(1) == q.shape(1) &&
                       lse->dtype() == nb::dtype<float>();
     if (!fits) Fail(TRIBUTARY_INVALID_ARGUMENT, "lse: must be float32 [rows, q_heads]", "lse");
     c.lse = static_cast<float*>(lse->data());
+  }
+
+  // When q's shape is known, and v's.
+  void SetOutput(const Output& out, const OutputKind& kind) {
+    const auto wrong = [](const char* what) { Fail(TRIBUTARY_INVALID_ARGUMENT, what, "out"); };
+    const auto& [dtype, scale, dim] = kind;
+    c.output_dtype = static_cast<tributary_dtype>(dtype);
+    c.o_scale = scale;
+    c.output = out.data();
+    const bool is_bytes = out.dtype() == nb::dtype<uint8_t>();
+    if (c.output_dtype == TRIBUTARY_NVFP4) {
+      if (c.value_head_dim == 0) c.value_head_dim = dim;
+      const uint64_t elements = static_cast<uint64_t>(rows) * c.q_heads * c.value_head_dim;
+      const uint64_t bytes = tributary_output_bytes(TRIBUTARY_NVFP4, elements);
+      if (!is_bytes || out.ndim() != 1 || out.shape(0) != bytes) {
+        wrong("out: must be uint8 of as many bytes as the output has");
+      }
+      return;
+    }
+    CheckShape("out", out.ndim(), out.shape_ptr(), rows, c.q_heads, c.value_head_dim);
+    c.value_head_dim = static_cast<int32_t>(out.shape(2));
+    if (c.output_dtype == TRIBUTARY_FP8_E4M3) {
+      if (!is_bytes) wrong("out: must be uint8");
+    } else if (DTypeOf(out.dtype(), "out") != (dtype == 0 ? c.dtype : c.output_dtype)) {
+      wrong(dtype == 0 ? "out: must have q's dtype" : "out: must have the output's dtype");
+    }
   }
 
   std::vector<tributary_entry> entries;
@@ -180,6 +205,14 @@ class Client {
         layer.has_soft_cap = 1;
         layer.soft_cap = *cap;
       }
+      if (const auto right = nb::cast<std::optional<int64_t>>(of.attr("window_right"))) {
+        layer.has_window_right = 1;
+        layer.window_right = *right;
+      }
+      layer.window_base =
+          static_cast<tributary_window_base>(nb::cast<int>(of.attr("_window_base_code")));
+      layer.causal_block = nb::cast<bool>(of.attr("causal_block"));
+      layer.o_scale = real(of, "o_scale");
       layer.sinks = floats(of, "sinks", layer.sink_count);
       layer.k_scale = floats(of, "k_scale", layer.k_scale_count);
       layer.v_scale = floats(of, "v_scale", layer.v_scale_count);
@@ -205,6 +238,19 @@ class Client {
     c.capacity_tokens = number(spec, "capacity_tokens");
     c.window_capacity_tokens = number(spec, "window_capacity_tokens");
     c.rollback_tokens = number(spec, "rollback_tokens");
+    std::vector<tributary_mode> modes;
+    for (const int mode : nb::cast<std::vector<int>>(spec.attr("_mode_codes"))) {
+      modes.push_back(static_cast<tributary_mode>(mode));
+    }
+    c.modes = modes.data();
+    c.mode_count = static_cast<int32_t>(modes.size());
+    c.interleave = static_cast<int32_t>(number(spec, "interleave"));
+    c.fp8_queries = nb::cast<bool>(spec.attr("fp8_queries"));
+    c.fp8_weights = nb::cast<bool>(spec.attr("fp8_weights"));
+    if (const auto replicas = nb::cast<std::optional<int32_t>>(spec.attr("replicas"))) {
+      c.has_replicas = 1;
+      c.replicas = *replicas;
+    }
     c.layer_specs = layers.data();
     c.layer_count = static_cast<int32_t>(layers.size());
     tributary_cache_info info{};
@@ -292,10 +338,10 @@ class Client {
 
   void Attend(const std::string& cache, int layer, int mode, const Entries& entries, const Input& q,
               const MaybeInput& k, const MaybeInput& v, const Output& out, const MaybeOutput& lse,
-              int32_t yield_ms, Timeout timeout) {
+              int32_t yield_ms, const OutputKind& kind, Timeout timeout) {
     const Handle client = Open(timeout);
     Call call(cache, layer, entries);
-    call.SetAttend(mode, q, k, v, out, lse, yield_ms);
+    call.SetAttend(mode, q, k, v, out, lse, yield_ms, kind);
     Wait([&](tributary_error** error) { return tributary_attend(client.get(), &call.c, error); });
   }
 
@@ -303,10 +349,11 @@ class Client {
   // do not fit raises instead. Returns a number for Cancel.
   uint64_t AttendAsync(const std::string& cache, int layer, int mode, const Entries& entries,
                        const Input& q, const MaybeInput& k, const MaybeInput& v, const Output& out,
-                       const MaybeOutput& lse, int32_t yield_ms, nb::object done, Timeout timeout) {
+                       const MaybeOutput& lse, int32_t yield_ms, const OutputKind& kind,
+                       nb::object done, Timeout timeout) {
     const Handle client = Open(timeout);
     Call call(cache, layer, entries);
-    call.SetAttend(mode, q, k, v, out, lse, yield_ms);
+    call.SetAttend(mode, q, k, v, out, lse, yield_ms, kind);
     auto* flight = new Flight{std::move(done), {q, k, v, out, lse}};
     nb::gil_scoped_release others_run;  // a call that cannot be begun is told at once
     return tributary_attend_async(client.get(), &call.c, Land, flight);
@@ -399,10 +446,10 @@ void BindClient(nb::module_& m) {
            timeout)
       .def("attend", &Client::Attend, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg().none(), nb::arg().none(), nb::arg().noconvert(), nb::arg().noconvert().none(),
-           nb::arg(), timeout)
+           nb::arg(), nb::arg(), timeout)
       .def("attend_async", &Client::AttendAsync, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg().none(), nb::arg().none(), nb::arg().noconvert(),
-           nb::arg().noconvert().none(), nb::arg(), nb::arg(), timeout)
+           nb::arg().noconvert().none(), nb::arg(), nb::arg(), nb::arg(), timeout)
       .def("cancel", &Client::Cancel, nb::arg())
       .def("open_session", &Client::OpenSession, nb::arg(), nb::arg(), nb::arg(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), timeout)

@@ -46,6 +46,16 @@ def exact(rng, shape, kv_dtype):
     return (rng.integers(-most, most + 1, shape) / steps).astype(np.float32)
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def from_e4m3(codes):
+    """What FP8 codes, none of them NaN, stand for."""
+    exponent, mantissa = (codes >> 3 & 15).astype(np.int32), (codes & 7) / 8
+    magnitude = np.where(exponent == 0, np.ldexp(mantissa, -6), np.ldexp(1 + mantissa, exponent - 7))
+    return np.where(codes & 128, -magnitude, magnitude).astype(np.float32)
+
+
 def attention(q, keys, values, first_position, window_left=None, sinks=None):
     """(output, lse) of rows at first_position, ...; all in float64. keys, values: [tokens, KV_HEADS, DIM]."""
     rows, heads = q.shape[:2]
@@ -179,6 +189,76 @@ class Calls(WithService):
         np.testing.assert_allclose(out, 1, atol=1e-2)
         with self.assertRaises(TypeError):  # a copy would be written, and lost
             cache.attend(0, [Entry(cache.open(), 0, 1)], q, out=np.zeros((1, DIM, HEADS), np.float32).transpose(0, 2, 1))
+
+    def test_outputs_of_other_types(self):
+        cache = self.cache(layer_specs=(LayerSpec(o_scale=0.25),))
+        rng = np.random.default_rng(5)
+        q, k, v = (exact(rng, (3, heads, DIM), "bf16") for heads in (HEADS, KV_HEADS, KV_HEADS))
+        sequence = cache.open()
+        want = cache.attend(0, [Entry(sequence, 0, 3, 3)], q, k, v).output
+        rows = [Entry(sequence, 0, 3)]
+
+        half = cache.attend(0, rows, q, output_dtype="f16").output
+        np.testing.assert_array_equal(half, want.astype(np.float16))
+        bf16 = cache.attend(0, rows, q, output_dtype="bf16").output
+        np.testing.assert_allclose((bf16.astype(np.uint32) << 16).view(np.float32), want, rtol=2**-8)
+        stored = cache.attend(0, rows, q, output_dtype="fp8_e4m3", o_scale=0.125).output
+        self.assertEqual((stored.dtype, stored.shape), (np.uint8, (3, HEADS, DIM)))
+        np.testing.assert_allclose(from_e4m3(stored) * 0.125, want, rtol=1 / 16, atol=2**-13)
+        of_layer = cache.start(0, rows, q, output_dtype="fp8_e4m3").result().output
+        np.testing.assert_allclose(from_e4m3(of_layer) * 0.25, want, rtol=1 / 16, atol=2**-12)
+
+        scale = np.abs(want).max() / 2688
+        stored = cache.attend(0, rows, q, output_dtype="nvfp4", o_scale=float(scale)).output
+        self.assertEqual((stored.dtype, stored.shape), (np.uint8, (want.size * 9 // 16,)))
+        codes, blocks = stored[: want.size // 2], from_e4m3(stored[want.size // 2 :]) * scale
+        elements = E2M1[np.stack((codes & 15, codes >> 4), 1)].reshape(-1, 16)
+        largest = np.abs(want.reshape(-1, 16)).max(1)
+        np.testing.assert_allclose(blocks, largest / 6, rtol=1 / 16 + 1e-6)
+        # A step of e2m1 is at most 2, and the largest number may lie a 16th beyond 6.
+        error = np.abs(elements * blocks[:, None] - want.reshape(-1, 16))
+        self.assertLess((error / blocks[:, None]).max(), 1 + 6 / 16)
+
+        out = np.zeros((3, HEADS, DIM), np.uint8)
+        self.assertIs(cache.attend(0, rows, q, out=out, output_dtype="fp8_e4m3", o_scale=0.125).output, out)
+        with self.assertRaises(errors.InvalidArgument) as caught:
+            cache.attend(0, rows, q, out=out.astype(np.float32), output_dtype="fp8_e4m3")
+        self.assertEqual(caught.exception.field, "out")
+        with self.assertRaises(errors.InvalidArgument) as caught:
+            cache.attend(0, rows, q, out=out, output_dtype="nvfp4")
+        self.assertEqual(caught.exception.field, "out")
+        with self.assertRaises(errors.InvalidArgument) as caught:
+            cache.attend(0, rows, q, o_scale=2.0)  # of float32
+        self.assertEqual(caught.exception.field, "o_scale")
+        for wrong in ({"output_dtype": "fp8_e5m2"}, {"output_dtype": "nvfp4", "o_scale": 0.0}):
+            with self.assertRaises(ValueError):
+                cache.attend(0, rows, q, **wrong)
+
+    def test_masks_of_drafts(self):
+        layers = (LayerSpec(causal_block=True), LayerSpec(window_right=1, window_base="anchor"))
+        cache = self.cache(layer_specs=layers, modes=("dflash",), interleave=4)
+        ones = np.ones((4, HEADS, DIM), np.float32)
+        kv = ones[:, :KV_HEADS]
+        block = [Entry(cache.open(), 0, 4, 4)]
+        for layer, seen in enumerate(([1, 2, 3, 4], [2, 2, 2, 2])):  # keys of each row, told by the LSE
+            lse = cache.attend(layer, block, ones, kv, kv, mode="dflash", lse=True).lse
+            np.testing.assert_allclose(lse, 8 + np.log(seen)[:, None] * np.ones((1, HEADS)), atol=1e-2)
+        with self.assertRaises(errors.FailedPrecondition):
+            cache.attend(0, block, ones, kv, kv)
+        with self.assertRaises(ValueError):
+            LayerSpec(window_base="row")
+        with self.assertRaises(ValueError):
+            self.cache(modes=("prefill",))
+
+    def test_options_of_caches(self):
+        self.cache("fp8_e4m3", fp8_queries=True, fp8_weights=True, replicas=0)
+        with self.assertRaises(errors.InvalidArgument) as caught:
+            self.cache(replicas=2)
+        self.assertEqual(caught.exception.field, "spec.replicas")
+        for refused in ({"fp8_weights": True}, {"fp8_queries": True}):  # of a bf16 cache
+            with self.subTest(refused), self.assertRaises(errors.TributaryError) as caught:
+                self.cache(**refused)
+            self.assertIn(next(iter(refused)), str(caught.exception))
 
     def test_wrong_shapes_name_the_tensor(self):
         cache = self.cache()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ import numpy as np
 CODES = {"f32": 1, "bf16": 2, "f16": 3, "fp8_e4m3": 4, "fp8_e5m2": 5, "nvfp4": 6}
 _NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint16": "bf16"}
 _of_torch: dict[Any, int] = {}  # codes by torch.dtype, as they come
+OUTPUTS = ("f32", "bf16", "f16", "fp8_e4m3", "nvfp4")
+#: what holds an output's elements: FP8 and NVFP4 as their bytes, and bfloat16 of numpy as its bits
+_OF_NUMPY = {"f32": "float32", "bf16": "uint16", "f16": "float16"}
+_OF_TORCH = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 def dtype_code(dtype: str) -> int:
@@ -53,6 +58,30 @@ def strided(tensor: Any) -> Any:
     if (strides[2] == element or sizes[2] < 2) and all(strides[i] > 0 or sizes[i] < 2 for i in (0, 1)):
         return tensor
     return tensor.contiguous() if of_torch else np.ascontiguousarray(tensor)
+
+
+def output_code(dtype: str | None) -> int:
+    """The code of an output's type; 0: None, which is q's."""
+    if dtype is None:
+        return 0
+    if dtype not in OUTPUTS:
+        raise ValueError(f"output_dtype: must be one of {', '.join(OUTPUTS)}, is {dtype!r}")
+    return CODES[dtype]
+
+
+def output_bits(out: Any) -> Any:
+    """An output as the core takes it: FP8 of torch or ml_dtypes as its bytes, anything else as `bits` has it."""
+    if str(out.dtype).endswith("float8_e4m3fn"):
+        return out.view(sys.modules["torch"].uint8 if hasattr(out, "data_ptr") else np.uint8)
+    return bits(out)
+
+
+def empty_output(q: Any, shape: tuple[int, int, int], dtype: str) -> Any:
+    """An uninitialised output of q's kind and device: `shape`, or of NVFP4 the bytes of so many elements."""
+    size = shape if dtype != "nvfp4" else (shape[0] * shape[1] * shape[2] * 9 // 16,)
+    if hasattr(q, "new_empty"):
+        return q.new_empty(size, dtype=getattr(sys.modules["torch"], _OF_TORCH.get(dtype, "uint8")))
+    return np.empty(size, _OF_NUMPY.get(dtype, "uint8"))
 
 
 def empty_beside(q: Any, shape: tuple[int, ...]) -> Any:

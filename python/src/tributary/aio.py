@@ -138,10 +138,14 @@ class Cache:
         lse: bool = False,
         mode: str = "causal",
         yield_ms: int = 0,
+        output_dtype: str | None = None,
+        o_scale: float | None = None,
         timeout: float | None = None,
     ) -> Attention:
         """As `tributary.Cache.attend`. Calls of one sequence take effect in the order in which they are begun."""
-        args, result = self.blocking._call(layer, entries, q, k, v, out, lse, mode, yield_ms)
+        args, result = self.blocking._call(
+            layer, entries, q, k, v, out, lse, mode, yield_ms, output_dtype, o_scale
+        )
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[None] = loop.create_future()
 

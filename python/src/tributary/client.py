@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core
-from ._tensors import CODES, bits, dtype_code, empty_beside
+from ._tensors import CODES, bits, dtype_code, empty_beside, empty_output, output_bits, output_code
 from .session import MEMORIES, Invitation, Session
 
 _KV_DTYPES = ("fp8_e4m3", "fp8_e5m2", "bf16", "f16", "f32", "nvfp4")
 _MODES = {"causal": 1, "dflash": 2}
+_WINDOW_BASES = {"query": 1, "anchor": 2}
 _UPDATES = {"open": 1, "fork": 2, "truncate": 3, "close": 4}
 
 
@@ -51,14 +52,24 @@ class LayerSpec:
     k_scale: Sequence[float] = ()  #: of FP8, real = stored * scale: one value, or [kv_heads]
     v_scale: Sequence[float] = ()
     kv_dtype: str = ""  #: as in `CacheSpec`; "": the cache's
+    window_right: int | None = None  #: of drafts ("dflash"): keys up to p + window_right are seen
+    window_base: str = "query"  #: of drafts: p is each row's position, or that of the block's first row ("anchor")
+    causal_block: bool = False  #: of drafts: a row does not see the rows after it
+    o_scale: float = 0.0  #: of outputs in FP8 and NVFP4, real = stored * scale; 0: 1.0
 
     def __post_init__(self) -> None:
         if self.kv_dtype and self.kv_dtype not in _KV_DTYPES:
             raise ValueError(f"kv_dtype: must be one of {', '.join(_KV_DTYPES)}, is {self.kv_dtype!r}")
+        if self.window_base not in _WINDOW_BASES:
+            raise ValueError(f"window_base: must be one of {', '.join(_WINDOW_BASES)}, is {self.window_base!r}")
 
     @property
     def _kv_dtype_code(self) -> int:
         return CODES[self.kv_dtype] if self.kv_dtype else 0
+
+    @property
+    def _window_base_code(self) -> int:
+        return _WINDOW_BASES[self.window_base]
 
 
 @dataclass(frozen=True)
@@ -78,14 +89,26 @@ class CacheSpec:
     window_capacity_tokens: int = 0  #: tokens of layers with a window, in pages of their own; 0: shared pages
     rollback_tokens: int = 0  #: how far a sequence may be truncated once tokens were given up; 0: 1024
     layer_specs: Sequence[LayerSpec] = field(default=())  #: none, one for all layers, or one for each
+    modes: Sequence[str] = ()  #: which modes will be asked for, and no others; (): any that the service has
+    interleave: int = 0  #: tokens dealt to one worker at a time, a divisor of page_size; 0: page_size
+    fp8_queries: bool = False  #: queries are rounded to FP8 where they meet a cache that is FP8
+    fp8_weights: bool = False  #: with fp8_queries: weights of prompts may be, too, on GPUs
+    replicas: int | None = None  #: other workers that keep each worker's tokens as well, 0 or 1; None: the service's
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in _KV_DTYPES:
             raise ValueError(f"kv_dtype: must be one of {', '.join(_KV_DTYPES)}, is {self.kv_dtype!r}")
+        for mode in self.modes:
+            if mode not in _MODES:
+                raise ValueError(f"modes: must be of {', '.join(_MODES)}, has {mode!r}")
 
     @property
     def _kv_dtype_code(self) -> int:
         return CODES[self.kv_dtype]
+
+    @property
+    def _mode_codes(self) -> list[int]:
+        return [_MODES[mode] for mode in self.modes]
 
 
 class Entry(NamedTuple):
@@ -100,7 +123,7 @@ class Entry(NamedTuple):
 class Attention(NamedTuple):
     """What a call computed."""
 
-    output: Any  #: [rows, q_heads, value_head_dim], in q's dtype
+    output: Any  #: [rows, q_heads, value_head_dim] in q's dtype, or as `output_dtype` of the call says
     lse: Any  #: [rows, q_heads] float32, natural log, -inf where a row sees no key; None when not asked for
 
 
@@ -305,6 +328,8 @@ class Cache:
         lse: bool = False,
         mode: str = "causal",
         yield_ms: int = 0,
+        output_dtype: str | None = None,
+        o_scale: float | None = None,
         timeout: float | None = None,
     ) -> Attention:
         """Appends the new tokens of the entries, and computes one layer's attention of their rows.
@@ -315,13 +340,18 @@ class Cache:
         q : [rows of all entries, q_heads, head_dim]
         k : [new tokens of all entries, kv_heads, head_dim], or None
         v : [new tokens of all entries, kv_heads, value_head_dim], or None
-        out : [rows, q_heads, value_head_dim], contiguous, q's dtype
+        out : [rows, q_heads, value_head_dim], contiguous, q's dtype or as output_dtype says
             Where the output goes; None: it is made, beside q (a tensor of torch for a tensor of torch).
         lse : bool
             Whether the log-sum-exp of each row and head is wanted.
         mode : "causal" or "dflash"
         yield_ms : int
             Calls that come up to so many milliseconds later go first: for work that nobody waits for. At most 1000.
+        output_dtype : "f32", "bf16", "f16", "fp8_e4m3" or "nvfp4"
+            Of the output; None: q's. "fp8_e4m3" is uint8, or torch's float8_e4m3fn where `out` is that. "nvfp4" is
+            one-dimensional uint8, with the elements, two to a byte, ahead of their block scales (``types.proto``).
+        o_scale : float
+            Of "fp8_e4m3" and "nvfp4", real = stored * scale; None: the layer's.
 
         Raises
         ------
@@ -329,7 +359,7 @@ class Cache:
             As `append` does. Any other error of `tributary.errors`; after `Aborted`, `Unavailable` and
             `DeadlineExceeded` the call may be repeated as it was.
         """
-        args, result = self._call(layer, entries, q, k, v, out, lse, mode, yield_ms)
+        args, result = self._call(layer, entries, q, k, v, out, lse, mode, yield_ms, output_dtype, o_scale)
         self._core.attend(*args, timeout)
         return result
 
@@ -345,6 +375,8 @@ class Cache:
         lse: bool = False,
         mode: str = "causal",
         yield_ms: int = 0,
+        output_dtype: str | None = None,
+        o_scale: float | None = None,
         timeout: float | None = None,
     ) -> Call:
         """As `attend`, without waiting: returns the call, which tells the result or is cancelled.
@@ -352,22 +384,39 @@ class Cache:
         Many may be in flight. Calls of one sequence take effect in the order in which they are started. Tensors must
         not change until the call is over.
         """
-        args, result = self._call(layer, entries, q, k, v, out, lse, mode, yield_ms)
+        args, result = self._call(layer, entries, q, k, v, out, lse, mode, yield_ms, output_dtype, o_scale)
         call = Call(self._core, result)
         call._start(args, timeout)
         return call
 
     def _call(
-        self, layer: int, entries: Sequence[Any], q: Any, k: Any, v: Any, out: Any, lse: bool, mode: str, yield_ms: int
+        self,
+        layer: int,
+        entries: Sequence[Any],
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: bool,
+        mode: str,
+        yield_ms: int,
+        output_dtype: str | None,
+        o_scale: float | None,
     ) -> tuple[tuple[Any, ...], Attention]:
         """What the extension module is told of a call, and where its results will be."""
         if mode not in _MODES:
             raise ValueError(f"mode: must be one of {', '.join(_MODES)}, is {mode!r}")
+        if o_scale is not None and not o_scale > 0:
+            raise ValueError(f"o_scale: must be > 0, is {o_scale!r}")
+        dim = self._value_head_dim(layer)
+        kind = (output_code(output_dtype), 0.0 if o_scale is None else o_scale, dim)
+        shape = (q.shape[0], q.shape[1], dim)
         if out is None:
-            out = empty_beside(q, (q.shape[0], q.shape[1], self._value_head_dim(layer)))
+            out = empty_beside(q, shape) if output_dtype is None else empty_output(q, shape, output_dtype)
         sums = np.empty(q.shape[:2], np.float32) if lse else None
         stated = [(e[0], e[1], e[2], e[3]) for e in entries]
-        args = (self.id, layer, _MODES[mode], stated, bits(q), bits(k), bits(v), bits(out), sums, yield_ms)
+        into = bits(out) if output_dtype is None else output_bits(out)
+        args = (self.id, layer, _MODES[mode], stated, bits(q), bits(k), bits(v), into, sums, yield_ms, kind)
         return args, Attention(out, sums)
 
     def _value_head_dim(self, layer: int) -> int:
