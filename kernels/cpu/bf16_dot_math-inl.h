@@ -28,6 +28,8 @@
 
 #include <immintrin.h>
 
+#include <type_traits>
+
 HWY_BEFORE_NAMESPACE();
 namespace tributary::cpu {
 namespace HWY_NAMESPACE {
@@ -156,11 +158,11 @@ class Bf16DotMath : public Bf16Queries {
     }
   }
 
-  // Rows of cells to multiply between two steps of other work: eight, or the next number that
-  // divides the rows.
+  // Rows of cells to multiply between two steps of other work: eight, which the compiler then
+  // knows, or the next number that divides the rows.
+  static constexpr std::integral_constant<int32_t, 8> kRowsPerRun{};
   static HWY_INLINE int32_t RowsPerRun(int32_t rows) {
-    if (HWY_LIKELY(rows % 8 == 0)) return 8;
-    for (int32_t run = 9; run < rows; ++run) {
+    for (int32_t run = kRowsPerRun + 1; run < rows; ++run) {
       if (rows % run == 0) return run;
     }
     return rows;
@@ -207,7 +209,6 @@ class Bf16DotMath : public Bf16Queries {
     const int32_t tokens = keys.block_tokens();
     const size_t row_bytes = CellRowBytes(tokens);
     const int32_t rows = key_dim / 2 / SomeCells::kPairs / keys.blocks();
-    const int32_t run = SomeCells::kWorkBeside ? RowsPerRun(rows) : rows;
     __m512 sum[kQueries][4];
     TRIBUTARY_UNROLL for (int m = 0; m < kQueries; ++m) {
       TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) sum[m][c] = _mm512_setzero_ps();
@@ -223,13 +224,22 @@ class Bf16DotMath : public Bf16Queries {
       // A row has cells of every block. What lies ahead is asked for block after block.
       for (int32_t block = 0; block < keys.blocks(); ++block) {
         const std::byte* ahead = keys.block(block) + keys.Ahead(block) + FirstLine<SomeCells>(pass);
-        for (int32_t row = 0; row < rows; row += run) {
-          if constexpr (SomeCells::kWorkBeside) beside.Step();
-          AddProducts<SomeCells, kQueries, 4>(factors, pieces * key_dim / 2, column, row_bytes, run,
-                                              ahead, sum);
-          factors += run * SomeCells::kPairs;
-          TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) column[c] += run * row_bytes;
-          ahead += run * 4 * kCellBytes;
+        const auto add_in_runs_of = [&](auto run) HWY_ATTR {
+          for (int32_t row = 0; row < rows; row += run) {
+            if constexpr (SomeCells::kWorkBeside) beside.Step();
+            AddProducts<SomeCells, kQueries, 4>(factors, pieces * key_dim / 2, column, row_bytes,
+                                                run, ahead, sum);
+            factors += run * SomeCells::kPairs;
+            TRIBUTARY_UNROLL for (int c = 0; c < 4; ++c) column[c] += run * row_bytes;
+            ahead += run * 4 * kCellBytes;
+          }
+        };
+        if constexpr (!SomeCells::kWorkBeside) {
+          add_in_runs_of(rows);
+        } else if (HWY_LIKELY(rows % kRowsPerRun == 0)) {
+          add_in_runs_of(kRowsPerRun);
+        } else {
+          add_in_runs_of(RowsPerRun(rows));
         }
       }
     }
