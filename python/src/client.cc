@@ -1,5 +1,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core.h"
@@ -367,10 +369,11 @@ class Client {
     tributary_cancel(client.get(), call);
   }
 
+  // `dtypes`: of q, k and v; of outputs, 0: the same.
   std::unique_ptr<Session> OpenSession(const std::string& cache, int memory, int max_rows,
-                                       int max_new_tokens, int dtype, bool lse, int max_steps,
-                                       double wait_timeout, int endpoints, bool kv_replicated,
-                                       Timeout timeout) {
+                                       int max_new_tokens, std::pair<int, int> dtypes, bool lse,
+                                       int max_steps, double wait_timeout, int endpoints,
+                                       bool kv_replicated, Timeout timeout) {
     const Handle client = Open(timeout);
     tributary_session_options options{};
     options.size = sizeof options;
@@ -378,7 +381,8 @@ class Client {
     options.memory = static_cast<tributary_memory>(memory);
     options.max_rows = max_rows;
     options.max_new_tokens = max_new_tokens;
-    options.dtype = static_cast<tributary_dtype>(dtype);
+    options.dtype = static_cast<tributary_dtype>(dtypes.first);
+    options.output_dtype = static_cast<tributary_dtype>(dtypes.second);
     options.return_lse = lse;
     options.max_steps = max_steps;
     options.wait_timeout_ms = static_cast<int64_t>(std::ceil(wait_timeout * 1000));

@@ -22,9 +22,10 @@ using Address = std::tuple<uintptr_t, int, bool, std::tuple<int, int, int>,
 template <typename Array>
 Address Locate(const char* field, const Array& array) {
   if (array.ndim() != 3) Wrong(std::string(field) + ".shape", "must be [rows, heads, dim]");
+  const bool is_bytes = array.dtype() == nb::dtype<uint8_t>();
   const auto size = [&](int i) { return static_cast<int>(array.shape(i)); };
   return {reinterpret_cast<uintptr_t>(array.data()),
-          DTypeOf(array.dtype(), field),
+          is_bytes ? TRIBUTARY_FP8_E4M3 : DTypeOf(array.dtype(), field),
           array.device_type() != nb::device::cpu::value,
           {size(0), size(1), size(2)},
           {array.stride(0), array.stride(1), array.stride(2)}};
@@ -56,9 +57,9 @@ void Session::InTurn(const Body& body) {
   });
 }
 
-std::tuple<int, int, int, int, bool> Session::Info() const {
-  return {info_.memory, info_.max_rows, info_.max_new_tokens, info_.max_steps,
-          info_.return_lse != 0};
+std::tuple<int, int, int, int, bool, int, int> Session::Info() const {
+  return {info_.memory,          info_.max_rows, info_.max_new_tokens, info_.max_steps,
+          info_.return_lse != 0, info_.dtype,    info_.output_dtype};
 }
 
 std::tuple<int, int, uint64_t, nb::bytes> Session::Endpoint() const {
@@ -120,7 +121,8 @@ tributary_rows Session::Rows(const char* field, nb::handle tensor, bool written)
     address = Locate(field, nb::cast<nb::ndarray<nb::ro>>(tensor, /*convert=*/false));
   }
   const auto& [data, dtype, on_gpu, shape, strides] = address;
-  if (dtype != info_.dtype) Wrong(field, "must have the dtype of the session");
+  if (dtype != (written ? info_.output_dtype : info_.dtype))
+    Wrong(field, "must have the dtype of the session");
   if (on_gpu != (info_.memory == TRIBUTARY_MEMORY_DEVICE))
     Wrong(field, on_gpu ? "is on a GPU, the session in host memory" : "must be on the GPU");
   if (std::get<2>(strides) != 1 && std::get<2>(shape) > 1)

@@ -25,8 +25,8 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // (memory, max_rows, max_new_tokens, max_steps, return_lse)
-  std::tuple<int, int, int, int, bool> Info() const;
+  // (memory, max_rows, max_new_tokens, max_steps, return_lse, dtype, dtype of outputs)
+  std::tuple<int, int, int, int, bool, int, int> Info() const;
   // (endpoint, endpoints, the session's number, the secret with which others join)
   std::tuple<int, int, uint64_t, nb::bytes> Endpoint() const;
   // What would make it faster, or "".

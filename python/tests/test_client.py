@@ -458,6 +458,31 @@ class Sessions(WithService):
             np.testing.assert_allclose(out[0, :, 0], 1 / 3, atol=1e-2)
             session.wait(number)
 
+    def test_outputs_of_another_type(self):
+        rng = np.random.default_rng(9)
+        cache = self.cache(layer_specs=(LayerSpec(o_scale=0.25),))
+        q, k, v = (exact(rng, (5, heads, DIM), "bf16") for heads in (HEADS, KV_HEADS, KV_HEADS))
+        sequence = cache.open()
+        want = cache.attend(0, [Entry(sequence, 0, 5, 5)], q, k, v).output
+        for memory, kind in itertools.product(("host", "messages"), ("fp8_e4m3", "f16", "bf16")):
+            with self.subTest(memory=memory, output_dtype=kind):
+                plain = cache.attend(0, [Entry(sequence, 0, 5)], q, output_dtype=kind).output
+                with cache.session(max_rows=2, memory=memory, output_dtype=kind) as session:  # in three pieces
+                    self.assertEqual((session.dtype, session.output_dtype), ("f32", kind))
+                    number = session.submit([StepEntry(sequence, 0, 5)], layers=1)
+                    with self.assertRaises(errors.InvalidArgument) as caught:
+                        session.attend(q, out=np.zeros(q.shape, np.float32))
+                    self.assertEqual(caught.exception.field, "out")
+                    output = session.attend(q)
+                    session.wait(number)
+                self.assertEqual(output.dtype, plain.dtype)
+                np.testing.assert_array_equal(output, plain)
+        stored = cache.attend(0, [Entry(sequence, 0, 5)], q, output_dtype="fp8_e4m3").output
+        np.testing.assert_allclose(from_e4m3(stored) * 0.25, want, rtol=1 / 16, atol=2**-12)
+        with self.assertRaises(errors.InvalidArgument) as caught:
+            cache.session(output_dtype="nvfp4")
+        self.assertEqual(caught.exception.field, "options.output_dtype")
+
     def test_endpoints_are_processes(self):
         cache = self.cache()
         sequence = cache.open()
@@ -552,7 +577,7 @@ class Warnings(WithService):
             """A session of the core that has something to say."""
 
             def info(self):
-                return (1, 1, 1, 2, False)
+                return (1, 1, 1, 2, False, 1, 1)
 
             def endpoint(self):
                 return (0, 1, 0, b"")

@@ -45,6 +45,23 @@ class Torch(WithService):
         want = (q * k.repeat_interleave(2, 1)).sum(-1) / DIM**0.5
         torch.testing.assert_close(lse, want, atol=3e-2, rtol=1e-2)
 
+    def test_a_session_with_outputs_of_another_type(self):
+        x = torch.ones(2, HEADS, DIM, dtype=torch.bfloat16)
+        for kind, dtype in (("f16", torch.float16), ("bf16", torch.bfloat16), ("fp8_e4m3", torch.uint8)):
+            with self.subTest(kind), self.cache.session(max_rows=2, dtype="bf16", output_dtype=kind) as session:
+                number = session.submit([StepEntry(self.cache.open(), 0, 2, 2)], layers=2)
+                output = session.attend(x, x[:, :KV_HEADS], x[:, :KV_HEADS])
+                self.assertEqual((output.dtype, output.shape), (dtype, x.shape))
+                into = torch.empty(x.shape, dtype=dtype if kind != "fp8_e4m3" else torch.float8_e4m3fn)
+                self.assertIs(session.attend(x, x[:, :KV_HEADS], x[:, :KV_HEADS], out=into), into)
+                session.wait(number)
+                as_made = output.view(into.dtype)
+                torch.testing.assert_close(as_made.float(), into.float(), atol=0, rtol=0)
+                torch.testing.assert_close(into.float(), x.float())
+                if kind != "bf16":
+                    with self.assertRaises(ValueError):
+                        ops.Handle(session)
+
     def test_under_compile_layers_keep_their_order_and_their_number(self):
         with self.cache.session(max_rows=2) as session:
             handle = ops.Handle(session)

@@ -71,10 +71,11 @@ std::vector<OptionValue> Describe(const ConnectOptions& options) {
 }
 
 std::vector<OptionValue> Describe(const HostSessionOptions& options) {
-  const auto& [cache_id, max_rows, max_new_tokens, dtype, return_lse, max_steps, wait_timeout,
-               memory, spin, endpoints, kv_replicated] = options;
+  const auto& [cache_id, max_rows, max_new_tokens, dtype, output_dtype, return_lse, max_steps,
+               wait_timeout, memory, spin, endpoints, kv_replicated] = options;
   return Session({cache_id, max_rows, max_new_tokens, dtype, return_lse, max_steps, wait_timeout},
-                 {{"memory", Text(memory)},
+                 {{"output_dtype", Text(output_dtype)},
+                  {"memory", Text(memory)},
                   {"spin", Text(spin)},
                   {"endpoints", Text(endpoints)},
                   {"kv_replicated", Text(kv_replicated)}});

@@ -52,6 +52,9 @@ class ClientHostSession final : public HostSession {
   ~ClientHostSession() override { stream_.reset(); }  // its thread calls the path
 
   absl::Status Start(const ConnectOptions& connect) {
+    if (options_.output_dtype == v1::DTYPE_NVFP4) {
+      return InvalidField("options.output_dtype", "must be f32, bf16, f16 or fp8_e4m3");
+    }
     TRIBUTARY_RETURN_IF_ERROR(Connect(connect));
     const absl::string_view path = UnixPath(connect.target);
     const bool any = options_.memory == v1::SESSION_MEMORY_UNSPECIFIED;
@@ -78,6 +81,7 @@ class ClientHostSession final : public HostSession {
                 .max_rows = terms.max_rows(),
                 .max_new_tokens = terms.max_new_tokens(),
                 .dtype = terms.q_dtype(),
+                .output_dtype = terms.output_dtype(),
                 .return_lse = terms.return_lse(),
                 .max_steps = terms.max_steps(),
                 .wait_timeout = std::chrono::milliseconds(terms.wait_timeout_ms()),
@@ -141,6 +145,12 @@ class ClientHostSession final : public HostSession {
 
   Clock::time_point Until() const { return Clock::now() + timeout_; }
 
+  // As the service has taken the session's types.
+  ElementBytes element_bytes() const {
+    const v1::OpenSession& terms = opened().terms();
+    return {.inputs = BytesOf(terms.q_dtype()), .output = BytesOf(terms.output_dtype())};
+  }
+
   absl::Status Connect(const ConnectOptions& connect) {
     TRIBUTARY_RETURN_IF_ERROR(CheckConnectOptions(connect));
     absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = MakeChannel(connect);
@@ -158,6 +168,7 @@ class ClientHostSession final : public HostSession {
     open.set_max_rows(options_.max_rows);
     open.set_max_new_tokens(options_.max_new_tokens);
     open.set_q_dtype(options_.dtype);
+    open.set_output_dtype(options_.output_dtype);
     open.set_return_lse(options_.return_lse);
     open.set_max_steps(options_.max_steps);
     open.set_wait_timeout_ms(static_cast<uint32_t>(options_.wait_timeout.count()));
@@ -176,7 +187,7 @@ class ClientHostSession final : public HostSession {
   // How layers are to travel in the session that has been opened.
   absl::Status TakePath(absl::string_view path) {
     const v1::SessionOpened& opened = stream_->opened();
-    const int32_t bytes = BytesOf(options_.dtype);
+    const ElementBytes bytes = element_bytes();
     if (opened.has_host()) {
       // The service may see the folder of its socket under another name.
       const std::string socket = path.empty() ? opened.host().socket() : CompanionSocketOf(path);
@@ -249,7 +260,7 @@ class ClientHostSession final : public HostSession {
       return taken;
     };
     for (const mailbox::Piece& piece : pieces) {
-      const SessionLayer part = PartOf(layer, piece, BytesOf(options_.dtype));
+      const SessionLayer part = PartOf(layer, piece, element_bytes());
       if (!ahead) TRIBUTARY_RETURN_IF_ERROR(take_back());
       TRIBUTARY_RETURN_IF_ERROR(path_->HandOver(place, part, WaitsUntil()));
       TRIBUTARY_RETURN_IF_ERROR(take_back());

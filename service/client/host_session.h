@@ -30,7 +30,9 @@ struct HostSessionOptions {
   std::string cache_id;
   int32_t max_rows = 1;             // query rows of a step
   int32_t max_new_tokens = 1;       // new tokens of a step
-  v1::DType dtype = v1::DTYPE_F32;  // of q, k, v and output: F32, BF16 or F16
+  v1::DType dtype = v1::DTYPE_F32;  // of q, k and v: F32, BF16 or F16
+  // F32, BF16, F16, or FP8_E4M3 with each layer's o_scale; by default `dtype`.
+  v1::DType output_dtype = v1::DTYPE_UNSPECIFIED;
   bool return_lse = false;
   int32_t max_steps = 2;  // submitted and not over, at a time
   // How long the service waits for a layer before the session is given up. The host waits for the

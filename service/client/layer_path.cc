@@ -59,9 +59,9 @@ size_t LseBytes(const SessionLayer& layer) {
 
 class MailboxPath final : public LayerPath {
  public:
-  MailboxPath(std::unique_ptr<MailboxMemory> memory, int32_t element_bytes,
+  MailboxPath(std::unique_ptr<MailboxMemory> memory, ElementBytes bytes,
               std::chrono::nanoseconds spin)
-      : memory_(std::move(memory)), element_bytes_(element_bytes), spin_(spin) {}
+      : memory_(std::move(memory)), bytes_(bytes), spin_(spin) {}
 
   absl::Status HandOver(const LayerPlace& place, const SessionLayer& layer,
                         Deadline until) override {
@@ -70,9 +70,9 @@ class MailboxPath final : public LayerPath {
     TRIBUTARY_RETURN_IF_ERROR(AwaitFinished(place.count + 1 - in_slots, place, until));
     if (mailbox::StatusOf(memory_->status()) != 0) return Ended();
     std::byte* const slot = memory_->SlotOf(place.count);
-    CopyIn(layer.q, element_bytes_, slot + layout.q);
-    CopyIn(layer.k, element_bytes_, slot + layout.k);
-    CopyIn(layer.v, element_bytes_, slot + layout.v);
+    CopyIn(layer.q, bytes_.inputs, slot + layout.q);
+    CopyIn(layer.k, bytes_.inputs, slot + layout.k);
+    CopyIn(layer.v, bytes_.inputs, slot + layout.v);
     mailbox::Ring(memory_->arrived(), place.count + 1);
     return absl::OkStatus();
   }
@@ -81,7 +81,7 @@ class MailboxPath final : public LayerPath {
                         Deadline until) override {
     TRIBUTARY_RETURN_IF_ERROR(AwaitFinished(place.count + 1, place, until));
     const std::byte* const slot = memory_->SlotOf(place.count);
-    CopyOut(slot + memory_->layout().output, layer.output, element_bytes_);
+    CopyOut(slot + memory_->layout().output, layer.output, bytes_.output);
     if (layer.lse != nullptr) {
       std::memcpy(layer.lse, slot + memory_->layout().lse, LseBytes(layer));
     }
@@ -110,14 +110,13 @@ class MailboxPath final : public LayerPath {
   }
 
   const std::unique_ptr<MailboxMemory> memory_;
-  const int32_t element_bytes_;
+  const ElementBytes bytes_;
   const std::chrono::nanoseconds spin_;
 };
 
 class MessagePath final : public LayerPath {
  public:
-  MessagePath(SessionStream* stream, int32_t element_bytes)
-      : stream_(*stream), element_bytes_(element_bytes) {}
+  MessagePath(SessionStream* stream, ElementBytes bytes) : stream_(*stream), bytes_(bytes) {}
 
   absl::Status HandOver(const LayerPlace& place, const SessionLayer& layer, Deadline) override {
     v1::LayerInput input;
@@ -134,12 +133,12 @@ class MessagePath final : public LayerPath {
                         Deadline until) override {
     TRIBUTARY_ASSIGN_OR_RETURN(const v1::LayerOutput output,
                                stream_.AwaitLayer(place.step_id, place.layer, place.piece, until));
-    if (output.output().size() < DenseBytes(layer.output, element_bytes_) ||
+    if (output.output().size() < DenseBytes(layer.output, bytes_.output) ||
         output.lse().size() < LseBytes(layer)) {
       return absl::InternalError("the service sent a result of another size");
     }
     CopyOut(reinterpret_cast<const std::byte*>(output.output().data()), layer.output,
-            element_bytes_);
+            bytes_.output);
     if (layer.lse != nullptr) std::memcpy(layer.lse, output.lse().data(), LseBytes(layer));
     return absl::OkStatus();
   }
@@ -148,23 +147,23 @@ class MessagePath final : public LayerPath {
 
  private:
   void Fill(const HeadRows& from, std::string* to) const {
-    to->resize(DenseBytes(from, element_bytes_));
-    CopyIn(from, element_bytes_, reinterpret_cast<std::byte*>(to->data()));
+    to->resize(DenseBytes(from, bytes_.inputs));
+    CopyIn(from, bytes_.inputs, reinterpret_cast<std::byte*>(to->data()));
   }
 
   SessionStream& stream_;
-  const int32_t element_bytes_;
+  const ElementBytes bytes_;
 };
 
 }  // namespace
 
 std::unique_ptr<LayerPath> CreateMailboxPath(std::unique_ptr<MailboxMemory> memory,
-                                             int32_t element_bytes, std::chrono::nanoseconds spin) {
-  return std::make_unique<MailboxPath>(std::move(memory), element_bytes, spin);
+                                             ElementBytes bytes, std::chrono::nanoseconds spin) {
+  return std::make_unique<MailboxPath>(std::move(memory), bytes, spin);
 }
 
-std::unique_ptr<LayerPath> CreateMessagePath(SessionStream* stream, int32_t element_bytes) {
-  return std::make_unique<MessagePath>(stream, element_bytes);
+std::unique_ptr<LayerPath> CreateMessagePath(SessionStream* stream, ElementBytes bytes) {
+  return std::make_unique<MessagePath>(stream, bytes);
 }
 
 }  // namespace tributary::client

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "service/client/mailbox_memory.h"
 #include "service/client/session.h"
+#include "service/client/session_messages.h"
 #include "service/client/session_stream.h"
 #include "tributary/v1/session.pb.h"
 
@@ -22,7 +23,7 @@ struct LayerPlace {
   uint32_t count = 0;  // the session's number of the piece
 };
 
-// Callers have checked the layers: they have the session's dtype and the shape of the layer.
+// Callers have checked the layers: they have the session's dtypes and the shape of the layer.
 class LayerPath {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -41,8 +42,8 @@ class LayerPath {
 };
 
 std::unique_ptr<LayerPath> CreateMailboxPath(std::unique_ptr<MailboxMemory> memory,
-                                             int32_t element_bytes, std::chrono::nanoseconds spin);
+                                             ElementBytes bytes, std::chrono::nanoseconds spin);
 // The stream outlives it.
-std::unique_ptr<LayerPath> CreateMessagePath(SessionStream* stream, int32_t element_bytes);
+std::unique_ptr<LayerPath> CreateMessagePath(SessionStream* stream, ElementBytes bytes);
 
 }  // namespace tributary::client

@@ -35,17 +35,17 @@ std::vector<mailbox::Piece> PiecesOf(const SessionStep& step, int32_t max_rows,
                                 step.mode == v1::ATTEND_MODE_DFLASH);
 }
 
-SessionLayer PartOf(const SessionLayer& layer, const mailbox::Piece& piece, int32_t element_bytes) {
-  const auto cut = [element_bytes](HeadRows rows, int32_t first, int32_t count) {
+SessionLayer PartOf(const SessionLayer& layer, const mailbox::Piece& piece, ElementBytes bytes) {
+  const auto cut = [](HeadRows rows, int32_t first, int32_t count, int32_t element_bytes) {
     if (rows.data == nullptr) return rows;
     rows.data = static_cast<std::byte*>(rows.data) + first * RowStride(rows) * element_bytes;
     rows.rows = count;
     return rows;
   };
-  SessionLayer part{.q = cut(layer.q, piece.first_row, piece.rows),
-                    .k = cut(layer.k, piece.first_token, piece.tokens),
-                    .v = cut(layer.v, piece.first_token, piece.tokens),
-                    .output = cut(layer.output, piece.first_row, piece.rows)};
+  SessionLayer part{.q = cut(layer.q, piece.first_row, piece.rows, bytes.inputs),
+                    .k = cut(layer.k, piece.first_token, piece.tokens, bytes.inputs),
+                    .v = cut(layer.v, piece.first_token, piece.tokens, bytes.inputs),
+                    .output = cut(layer.output, piece.first_row, piece.rows, bytes.output)};
   if (layer.lse != nullptr) {
     part.lse = layer.lse + static_cast<size_t>(piece.first_row) * layer.q.heads;
   }

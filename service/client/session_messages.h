@@ -12,8 +12,16 @@ namespace tributary::client {
 
 v1::SubmitStep MessageOf(const SessionStep& step, uint64_t step_id);
 
-// Of F32, BF16 and F16.
-inline int32_t BytesOf(v1::DType dtype) { return dtype == v1::DTYPE_F32 ? 4 : 2; }
+// Of F32, BF16, F16 and FP8_E4M3.
+inline int32_t BytesOf(v1::DType dtype) {
+  if (dtype == v1::DTYPE_FP8_E4M3) return 1;
+  return dtype == v1::DTYPE_F32 ? 4 : 2;
+}
+// Of an element of q, k and v, and of an output.
+struct ElementBytes {
+  int32_t inputs = 0;
+  int32_t output = 0;
+};
 // Elements between two rows, and between two heads of a row.
 inline int64_t RowStride(const HeadRows& rows) {
   return rows.row_stride != 0 ? rows.row_stride : int64_t{rows.heads} * rows.dim;
@@ -26,6 +34,6 @@ inline int64_t HeadStride(const HeadRows& rows) {
 std::vector<mailbox::Piece> PiecesOf(const SessionStep& step, int32_t max_rows,
                                      int32_t max_new_tokens);
 // A piece of a layer, in place.
-SessionLayer PartOf(const SessionLayer& layer, const mailbox::Piece& piece, int32_t element_bytes);
+SessionLayer PartOf(const SessionLayer& layer, const mailbox::Piece& piece, ElementBytes bytes);
 
 }  // namespace tributary::client

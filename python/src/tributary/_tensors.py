@@ -9,7 +9,7 @@ import numpy as np
 
 #: the service's codes of dtypes
 CODES = {"f32": 1, "bf16": 2, "f16": 3, "fp8_e4m3": 4, "fp8_e5m2": 5, "nvfp4": 6}
-_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint16": "bf16"}
+_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint16": "bf16", "uint8": "fp8_e4m3"}
 _of_torch: dict[Any, int] = {}  # codes by torch.dtype, as they come
 OUTPUTS = ("f32", "bf16", "f16", "fp8_e4m3", "nvfp4")
 #: what holds an output's elements: FP8 and NVFP4 as their bytes, and bfloat16 of numpy as its bits

@@ -224,6 +224,7 @@ class Cache:
         max_rows: int = 1,
         max_new_tokens: int | None = None,
         dtype: str = "f32",
+        output_dtype: str | None = None,
         memory: str = "default",
         lse: bool = False,
         max_steps: int = 2,
@@ -239,7 +240,10 @@ class Cache:
         max_rows, max_new_tokens : int
             Of a step, over all its sequences; None: as many new tokens as rows.
         dtype : "f32", "bf16" or "f16"
-            Of q, k, v and output.
+            Of q, k and v.
+        output_dtype : "f32", "bf16", "f16" or "fp8_e4m3"
+            Of outputs; None: `dtype`. FP8 outputs have the scale ``LayerSpec.o_scale`` of their layer. Of "device"
+            memory only `dtype`.
         memory : "default", "host", "messages" or "device"
             Where they travel. "host": shared memory of this machine. "device": a mailbox on torch's current GPU;
             wants a client library with CUDA. "default": "host" over a Unix socket where the service offers it, else
@@ -278,7 +282,7 @@ class Cache:
             MEMORIES[memory],
             max_rows,
             tokens,
-            dtype_code(dtype),
+            (dtype_code(dtype), output_code(output_dtype)),
             lse,
             max_steps,
             wait_timeout,

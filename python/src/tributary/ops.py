@@ -23,6 +23,8 @@ class Handle:
     """Names a session in compiled code. Make it once, before the model is compiled; the session must outlive it."""
 
     def __init__(self, session: Session, device: torch.device | str = "cpu") -> None:
+        if session.output_dtype != session.dtype:
+            raise ValueError(f"session: must have outputs of its own dtype, {session.dtype}")
         self.number = next(_numbers)
         self.order = _order.setdefault(str(device), torch.zeros(1, dtype=torch.int32, device=device))
         self._session = session

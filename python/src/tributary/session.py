@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core
-from ._tensors import address, empty_beside, strided
+from ._tensors import CODES, address, empty_beside, empty_output, output_bits, strided
 
 MEMORIES = {"default": 0, "host": 1, "device": 2, "messages": 3}
 _MODES = {"causal": 1, "dflash": 2}
@@ -67,6 +67,10 @@ class Session:
     ----------
     memory : "host", "device" or "messages"
         Where the tensors of its layers travel.
+    dtype : "f32", "bf16" or "f16"
+        Of q, k and v.
+    output_dtype : "f32", "bf16", "f16" or "fp8_e4m3"
+        Of outputs. FP8 is in bytes: ``torch.uint8`` or ``numpy.uint8``.
     max_rows, max_new_tokens, max_steps : int
         Rows and new tokens of a slot, and how many steps may be submitted and not over. Larger steps go in pieces.
     endpoint, endpoints : int
@@ -80,8 +84,10 @@ class Session:
     def __init__(self, core: _core.Session) -> None:
         self._core = core
         weakref.finalize(self, core.abandon)  # before Python ends, at the latest
-        memory, self.max_rows, self.max_new_tokens, self.max_steps, self._lse = core.info()
+        memory, self.max_rows, self.max_new_tokens, self.max_steps, self._lse, *dtypes = core.info()
         self.memory = next(name for name, code in MEMORIES.items() if code == memory)
+        self.dtype, self.output_dtype = (next(name for name, code in CODES.items() if code == d) for d in dtypes)
+        self._alike = self.dtype == self.output_dtype
         self.endpoint, self.endpoints, number, secret = core.endpoint()
         invites = self.endpoint == 0 and self.endpoints > 1
         self.invitation = Invitation(number, secret, self.memory) if invites else None
@@ -150,7 +156,7 @@ class Session:
         k : [new tokens, kv_heads, head_dim], or None
         v : [new tokens, kv_heads, value_head_dim], or None
         out : [rows, q_heads, value_head_dim], or None
-            Where the output goes, dense within a head; None: it is made, beside q.
+            Where the output goes, of `output_dtype` and dense within a head; None: it is made, beside q.
         lse : [rows, q_heads] float32, or None
             Where the log-sum-exp goes (natural log, -inf where a row sees no key).
         value_head_dim : int
@@ -171,11 +177,11 @@ class Session:
         """
         if out is None:
             dim = v.shape[2] if v is not None else value_head_dim or q.shape[2]
-            out = empty_beside(q, (q.shape[0], q.shape[1], dim))
+            shape = (q.shape[0], q.shape[1], dim)
+            out = empty_beside(q, shape) if self._alike else empty_output(q, shape, self.output_dtype)
         q, k, v = strided(q), strided(k), strided(v)
-        self._core.attend(
-            address(q), address(k), address(v), address(out), self._lse_address(q, lse), _stream(q, stream)
-        )
+        into = address(out if self._alike else output_bits(out))
+        self._core.attend(address(q), address(k), address(v), into, self._lse_address(q, lse), _stream(q, stream))
         return out
 
     def append(self, k: Any, v: Any, *, rows: int = 0, stream: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/status/errors.h"
 #include "service/client/c/session.h"
 
 namespace tributary::client {
@@ -38,6 +39,9 @@ class OnDevice final : public AnySession {
 
 absl::StatusOr<std::unique_ptr<AnySession>> OpenDeviceSession(const ConnectOptions& connect,
                                                               const HostSessionOptions& options) {
+  if (options.output_dtype != v1::DTYPE_UNSPECIFIED && options.output_dtype != options.dtype) {
+    return InvalidField("options.output_dtype", "outputs in memory of a GPU have q's type");
+  }
   auto session = DeviceSession::Open(connect, {.cache_id = options.cache_id,
                                                .max_rows = options.max_rows,
                                                .max_new_tokens = options.max_new_tokens,

@@ -320,7 +320,7 @@ typedef struct tributary_session_options {
   tributary_memory memory;
   int32_t max_rows;        /* query rows of a step */
   int32_t max_new_tokens;  /* new tokens of a step */
-  tributary_dtype dtype;   /* of q, k, v and output: F32, BF16 or F16; 0: F32 */
+  tributary_dtype dtype;   /* of q, k and v: F32, BF16 or F16; 0: F32. Of output, too, by default */
   int32_t return_lse;      /* 1: layers may ask for their log-sum-exp */
   int32_t max_steps;       /* submitted and not over, at a time; 0: 2 */
   int64_t wait_timeout_ms; /* how long either side waits for a layer before the session is given up;
@@ -330,6 +330,10 @@ typedef struct tributary_session_options {
    * an endpoint of the session; 0: 1. The others join: see tributary_join_session. */
   int32_t endpoints;
   int32_t kv_replicated; /* 1: every endpoint has all KV heads, and endpoint 0 hands k and v over */
+  int32_t padding;       /* not looked at */
+  /* Since 1.3. HOST and MESSAGES: F32, BF16, F16, or FP8_E4M3 with each layer's o_scale; 0: dtype
+   */
+  tributary_dtype output_dtype;
 } tributary_session_options;
 
 #define TRIBUTARY_SECRET_BYTES 16
@@ -348,6 +352,8 @@ typedef struct tributary_session_info {
   /* What endpoint 0 tells the others, so that they may join. The secret is 0 elsewhere. */
   uint64_t session;
   unsigned char secret[TRIBUTARY_SECRET_BYTES];
+  /* Since 1.3. */
+  tributary_dtype output_dtype;
 } tributary_session_info;
 
 /* Opens a session by the client's timeout. FAILED_PRECONDITION, open.memory: the service has no

@@ -26,6 +26,7 @@ HostSessionOptions FromC(const tributary_session_options& given) {
                              .return_lse = given.return_lse != 0,
                              .memory = static_cast<v1::SessionMemory>(given.memory)};
   if (given.dtype != 0) options.dtype = static_cast<v1::DType>(given.dtype);
+  options.output_dtype = static_cast<v1::DType>(given.output_dtype);
   if (given.max_steps != 0) options.max_steps = given.max_steps;
   if (given.wait_timeout_ms != 0) {
     options.wait_timeout = std::chrono::milliseconds(given.wait_timeout_ms);
@@ -92,6 +93,7 @@ void Describe(const v1::SessionOpened& opened, tributary_session_info& info) {
                               .endpoints = terms.endpoints(),
                               .session = opened.session_id()};
   const std::string& secret = opened.endpoint_secret();
+  told.output_dtype = static_cast<tributary_dtype>(terms.output_dtype());
   std::memcpy(told.secret, secret.data(), std::min(secret.size(), sizeof(told.secret)));
   std::memcpy(&info, &told, std::min(info.size, sizeof(told)));
 }

@@ -158,7 +158,7 @@ class CudaDeviceSession final : public DeviceSession {
     const bool ahead = !view_.stream_waits && view_.layout.slots > 1;
     std::optional<SessionLayer> last;  // whose results are not taken back yet
     for (const mailbox::Piece& piece : pieces) {
-      const SessionLayer part = PartOf(layer, piece, BytesOf(options_.dtype));
+      const SessionLayer part = PartOf(layer, piece, element_bytes());
       if (!ahead && last.has_value()) TRIBUTARY_RETURN_IF_ERROR(LaunchBack(*last, slot, stream));
       const HandOver how{.ahead = ahead && last.has_value() ? 1u : 0u};
       TRIBUTARY_RETURN_IF_ERROR(LaunchOver(part, slot, how, stream));
@@ -177,7 +177,7 @@ class CudaDeviceSession final : public DeviceSession {
       TRIBUTARY_ASSIGN_OR_RETURN(pieces, NextPieces(layer, stream));
     }
     for (const mailbox::Piece& piece : pieces) {
-      const SessionLayer part = PartOf(layer, piece, BytesOf(options_.dtype));
+      const SessionLayer part = PartOf(layer, piece, element_bytes());
       const HandOver how{.no_result = !view_.stream_waits};
       TRIBUTARY_RETURN_IF_ERROR(LaunchOver(part, slot, how, stream));
       if (!how.no_result) TRIBUTARY_RETURN_IF_ERROR(LaunchBack(part, slot, stream));
@@ -223,6 +223,9 @@ class CudaDeviceSession final : public DeviceSession {
   };
 
   Clock::time_point Until() const { return Clock::now() + timeout_; }
+  ElementBytes element_bytes() const {
+    return {.inputs = BytesOf(options_.dtype), .output = BytesOf(options_.dtype)};
+  }
 
   absl::Status Prepare(const ConnectOptions& connect) {
     TRIBUTARY_RETURN_IF_ERROR(FromCuda("the current GPU", cudaGetDevice(&gpu_)));

@@ -33,10 +33,11 @@ TEST(DescribeOptions, ShowsEveryOptionWithItsUnit) {
 }
 
 TEST(DescribeOptions, ShowsThoseOfSessions) {
-  EXPECT_EQ(OptionsText(Describe(HostSessionOptions{.cache_id = "c", .dtype = v1::DTYPE_BF16})),
-            "cache_id: c\nmax_rows: 1\nmax_new_tokens: 1\ndtype: DTYPE_BF16\nreturn_lse: false\n"
-            "max_steps: 2\nwait_timeout: 10000 ms\nmemory: SESSION_MEMORY_UNSPECIFIED\n"
-            "spin: 50000 ns\nendpoints: 1\nkv_replicated: false\n");
+  EXPECT_EQ(
+      OptionsText(Describe(HostSessionOptions{.cache_id = "c", .dtype = v1::DTYPE_BF16})),
+      "cache_id: c\nmax_rows: 1\nmax_new_tokens: 1\ndtype: DTYPE_BF16\nreturn_lse: false\n"
+      "max_steps: 2\nwait_timeout: 10000 ms\noutput_dtype: DTYPE_UNSPECIFIED\n"
+      "memory: SESSION_MEMORY_UNSPECIFIED\nspin: 50000 ns\nendpoints: 1\nkv_replicated: false\n");
   EXPECT_EQ(OptionsText(Describe(DeviceSessionOptions{.cache_id = "c", .max_rows = 8})),
             "cache_id: c\nmax_rows: 8\nmax_new_tokens: 1\ndtype: DTYPE_BF16\nreturn_lse: false\n"
             "max_steps: 2\nwait_timeout: 10000 ms\nendpoints: 1\nkv_replicated: false\n"

@@ -27,8 +27,10 @@ static void Drive(tributary_session* session, uint64_t sequence) {
   CHECK(shape.q_heads == kQHeads / kEndpoints);
   CHECK(shape.kv_heads == kKvHeads / kEndpoints);
   float q[kQHeads][kDim], k[kKvHeads][kDim], v[kKvHeads][kDim], output[kQHeads][kDim];
-  for (int i = 0; i < kQHeads * kDim; ++i) q[0][i] = 1;
-  for (int i = 0; i < kKvHeads * kDim; ++i) k[0][i] = 1, v[0][i] = (float)(1 + i / kDim);
+  for (int dim = 0; dim < kDim; ++dim) {
+    for (int head = 0; head < kQHeads; ++head) q[head][dim] = 1;
+    for (int head = 0; head < kKvHeads; ++head) k[head][dim] = 1, v[head][dim] = (float)(1 + head);
+  }
   for (int at = 0; at < kSteps; ++at) {
     const tributary_step_entry entry = {
         .sequence = sequence, .first_position = at, .rows = 1, .new_tokens = 1};

@@ -392,6 +392,37 @@ static void Sessions(tributary_client* client, tributary_memory memory) {
   CHECK(held == 4);
 }
 
+/* A step of two pieces. Its layers state no o_scale: it is 1. */
+static void SessionsWithOutputsInFp8(tributary_client* client, tributary_memory memory) {
+  tributary_session* session = NULL;
+  tributary_session_options options = {.size = sizeof options,
+                                       .cache = "c",
+                                       .memory = memory,
+                                       .max_rows = 2,
+                                       .max_new_tokens = 2,
+                                       .output_dtype = TRIBUTARY_FP8_E4M3};
+  tributary_session_info info = {.size = sizeof info};
+  CHECK(tributary_open_session(client, &options, &session, &info, NULL) == TRIBUTARY_OK);
+  if (session == NULL) return;
+  CHECK(info.dtype == TRIBUTARY_F32 && info.output_dtype == TRIBUTARY_FP8_E4M3);
+  tributary_step_entry entry = {.rows = 4, .new_tokens = 4};
+  CHECK(tributary_open_sequence(client, "c", &entry.sequence, NULL) == TRIBUTARY_OK);
+  const tributary_step step = {
+      .size = sizeof step, .layers = 1, .entries = &entry, .entry_count = 1};
+  CHECK(tributary_session_submit(session, &step, NULL, NULL) == TRIBUTARY_OK);
+  unsigned char stored[4 + 1][kHeads][kDim] = {{{0}}};
+  tributary_session_layer layer = Layer(4);
+  layer.output.data = stored;
+  CHECK(tributary_session_attend(session, &layer, NULL) == TRIBUTARY_OK);
+  const unsigned char one = 0x38; /* 1.0 */
+  for (int row = 0; row < 4; ++row) {
+    CHECK(stored[row][0][0] == one && stored[row][kHeads - 1][kDim - 1] == one);
+  }
+  CHECK(stored[4][0][0] == 0);
+  CHECK(tributary_session_close(session, NULL) == TRIBUTARY_OK);
+  CHECK(tributary_close_sequence(client, "c", entry.sequence, NULL) == TRIBUTARY_OK);
+}
+
 static void SessionsThatAreRefused(tributary_client* client) {
   tributary_session* session = NULL;
   tributary_error* error = NULL;
@@ -402,6 +433,12 @@ static void SessionsThatAreRefused(tributary_client* client) {
   options.memory = TRIBUTARY_MEMORY_MESSAGES;
   options.cache = "no such cache";
   CHECK(tributary_open_session(client, &options, &session, NULL, &error) == TRIBUTARY_NOT_FOUND);
+  tributary_error_free(error);
+  options.cache = "c";
+  options.output_dtype = TRIBUTARY_NVFP4;
+  CHECK(tributary_open_session(client, &options, &session, NULL, &error) ==
+        TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "options.output_dtype") == 0);
   tributary_error_free(error);
   CHECK(tributary_open_session(client, NULL, &session, NULL, NULL) == TRIBUTARY_INVALID_ARGUMENT);
   CHECK(session == NULL);
@@ -431,6 +468,8 @@ int main(int argc, char** argv) {
   Timeouts(client);
   Sessions(client, TRIBUTARY_MEMORY_HOST);
   Sessions(client, TRIBUTARY_MEMORY_MESSAGES);
+  SessionsWithOutputsInFp8(client, TRIBUTARY_MEMORY_HOST);
+  SessionsWithOutputsInFp8(client, TRIBUTARY_MEMORY_MESSAGES);
   SessionsThatAreRefused(client);
   CHECK(tributary_delete_cache(client, "c", NULL) == TRIBUTARY_OK);
   tributary_close(client);
