@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/mailbox/pieces.h"
+#include "service/client/client.h"
 #include "service/client/session.h"
 #include "tributary/v1/session.pb.h"
 
@@ -12,11 +13,8 @@ namespace tributary::client {
 
 v1::SubmitStep MessageOf(const SessionStep& step, uint64_t step_id);
 
-// Of F32, BF16, F16 and FP8_E4M3.
-inline int32_t BytesOf(v1::DType dtype) {
-  if (dtype == v1::DTYPE_FP8_E4M3) return 1;
-  return dtype == v1::DTYPE_F32 ? 4 : 2;
-}
+// Bytes of an element: F32, BF16, F16 or FP8_E4M3.
+inline int32_t BytesOf(v1::DType dtype) { return static_cast<int32_t>(OutputBytes(dtype, 1)); }
 // Of an element of q, k and v, and of an output.
 struct ElementBytes {
   int32_t inputs = 0;

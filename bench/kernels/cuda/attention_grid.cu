@@ -12,8 +12,8 @@
 // from beginning before the one ahead of it has ended. --apart reads what sequences share once for
 // each of them. --in-turn reads it in a launch of its own that nothing runs beside.
 // --shared-multiprocessors gives so many to that launch, where the other one gains by running
-// beside it. --output counts the launch, too, that stores a call's result in that type, as is done
-// for a caller's memory.
+// beside it. --output adds the launch that stores a call's result in that type, which a service
+// needs where the result goes to the caller's memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -480,13 +480,7 @@ class Bench {
 
   // Stores a call's result as an output of the type asked for.
   void Store(const Case& c, const AttentionArgs& args, int32_t rows, std::byte* to) const {
-    MergeArgs merge;
-    merge.o[0] = args.o;
-    merge.lse[0] = args.lse;
-    merge.sources = 1;
-    merge.rows = rows;
-    merge.heads = c.q_heads;
-    merge.value_dim = c.kv.value_dim;
+    MergeArgs merge = ConversionOf(args.o, args.lse, rows, c.q_heads, c.kv.value_dim);
     SetOutput({.dtype = *bench_.output, .scale = 1.0f / 1024}, to, &merge);
     Check(LaunchMerge(merge, timer_.stream()));
   }

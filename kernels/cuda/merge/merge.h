@@ -38,6 +38,20 @@ struct MergeArgs {
   float* lse_out = nullptr;  // [rows, heads] or nullptr; LSE without the sink; may be a source
 };
 
+// Of one source in f32, o: [rows, heads, value_dim] and lse: [rows, heads]. Such a merge converts a
+// result that is whole.
+inline MergeArgs ConversionOf(const float* o, const float* lse, int32_t rows, int32_t heads,
+                              int32_t value_dim) {
+  MergeArgs args;
+  args.o[0] = o;
+  args.lse[0] = lse;
+  args.sources = 1;
+  args.rows = rows;
+  args.heads = heads;
+  args.value_dim = value_dim;
+  return args;
+}
+
 // Stores the result as an output of its own: rows x heads x value_dim, which are set, at `to`.
 inline void SetOutput(const OutputFormat& format, std::byte* to, MergeArgs* args) {
   args->out = to;

@@ -35,14 +35,7 @@ absl::Status CudaOperations::EnqueueRegionInputs() {
 
 // A launch that converts rows of the result, which lie on the device.
 cuda::MergeArgs CudaOperations::ConversionOf(Partial rows, int32_t count) const {
-  cuda::MergeArgs args;  // of one source
-  args.o[0] = rows.o;
-  args.lse[0] = rows.lse;
-  args.sources = 1;
-  args.rows = count;
-  args.heads = geometry_.q_heads;
-  args.value_dim = geometry_.kv.value_dim;
-  return args;
+  return cuda::ConversionOf(rows.o, rows.lse, count, geometry_.q_heads, geometry_.kv.value_dim);
 }
 
 absl::Status CudaOperations::EnqueueOutputs() {

@@ -403,13 +403,9 @@ absl::Status CudaSession::LaunchLayer(Layer& layer) {
   }
   const LayerGeometry geometry = layer.step.geometry();
   std::byte* slot = memory_->mailbox() + command_.layout.SlotOf(layer.count);
-  cuda::MergeArgs args;  // of one source: a copy that converts
-  args.o[0] = memory_->workspace().result_o.as<float>();
-  args.lse[0] = memory_->workspace().result_lse.as<float>();
-  args.sources = 1;
-  args.rows = layer.step.plan.query_rows;
-  args.heads = geometry.q_heads;
-  args.value_dim = geometry.kv.value_dim;
+  cuda::MergeArgs args = cuda::ConversionOf(
+      memory_->workspace().result_o.as<float>(), memory_->workspace().result_lse.as<float>(),
+      layer.step.plan.query_rows, geometry.q_heads, geometry.kv.value_dim);
   args.out = slot + command_.layout.output;
   args.out_dtype = command_.output_dtype;
   if (command_.return_lse) args.lse_out = reinterpret_cast<float*>(slot + command_.layout.lse);
