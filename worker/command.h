@@ -190,6 +190,7 @@ enum class StepKind : uint8_t {
   kPrefill,  // entries with many rows see new tokens in full precision; others as in kDecode
   kDflash,   // a draft's block: as a prefill, but under the layer's DFlash mask; K/V are not kept
 };
+inline constexpr int kStepKinds = 4;
 
 struct StepEntry {
   SequenceId sequence = 0;
@@ -211,8 +212,9 @@ struct StepEntry {
   bool brings_back = false;
   // Rows of the entry that earlier steps of its call carry out: its rows here begin so many
   // positions later. Every one of these steps has all new tokens of the entry, for its rows to see
-  // as they came; the first writes them. Of entries of a kPrefill step whose rows see tokens as
-  // they came (SeesTokensAsTheyCame), on CPU workers of the coordinator's own process.
+  // as they came, and writes those at its rows' positions. Of entries of a kPrefill step whose rows
+  // see tokens as they came (SeesTokensAsTheyCame), on CPU workers of the coordinator's own
+  // process.
   int32_t first_row = 0;
 
   // The position of its first row.

@@ -8,6 +8,7 @@
 #include "kernels/cpu/backend.h"
 #include "worker/cpu_operations.h"
 #include "worker/kv_shard.h"
+#include "worker/memory_giver.h"
 #include "worker/memory_taker.h"
 #include "worker/status_conversion.h"
 #include "worker/step_output.h"
@@ -21,6 +22,7 @@ int ThreadsThatTakeMemory(int threads) { return std::max(1, threads / 2); }
 // What the shards of a rank share: they never work at the same time.
 struct CpuRank {
   std::shared_ptr<cpu::ThreadPool> pool;
+  const std::shared_ptr<HostMemoryLedger> memory;
   MemoryThreads memory_threads;
   collective::Strategy strategy = collective::Strategy::kAuto;
   StepWorkspace workspace;
@@ -34,6 +36,15 @@ class CpuShard final : public Shard {
         pages_(std::move(pages)),
         taker_(std::make_unique<MemoryTaker>(pages_->memory(), std::move(claim),
                                              rank_.memory_threads)) {}
+
+  ~CpuShard() override {
+    taker_.reset();
+    std::shared_ptr<ShardMemory> memory = pages_->memory();
+    pages_.reset();
+    GiveBack(std::move(memory), rank_.memory, rank_.memory_threads);
+  }
+  CpuShard(const CpuShard&) = delete;
+  CpuShard& operator=(const CpuShard&) = delete;
 
   size_t bytes() const override { return pages_->bytes(); }
 
@@ -123,7 +134,7 @@ class CpuShard final : public Shard {
   }
 
   CpuRank& rank_;
-  const std::unique_ptr<KvShard> pages_;
+  std::unique_ptr<KvShard> pages_;
   std::unique_ptr<MemoryTaker> taker_;  // null: all is taken
 };
 
@@ -132,19 +143,19 @@ class CpuRankBackend final : public Backend {
   CpuRankBackend(std::shared_ptr<cpu::ThreadPool> pool, collective::Strategy strategy,
                  std::shared_ptr<HostMemoryLedger> memory)
       : rank_{.pool = pool,
+              .memory = std::move(memory),
               .memory_threads = MemoryThreads(ThreadsThatTakeMemory(pool->threads())),
-              .strategy = strategy},
-        memory_(std::move(memory)) {}
+              .strategy = strategy} {}
 
   const BackendCapabilities& capabilities() const override { return CpuBackend(); }
-  size_t AvailableMemory() const override { return memory_->Available(); }
+  size_t AvailableMemory() const override { return rank_.memory->Available(); }
 
   absl::StatusOr<std::unique_ptr<Shard>> CreateShard(const CacheSpec& spec, size_t available,
                                                      PageFill fill) override {
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<KvShard> pages,
                                KvShard::Create(spec, available, fill));
     TRIBUTARY_ASSIGN_OR_RETURN(std::unique_ptr<HostMemoryLedger::Claim> claim,
-                               memory_->Take(pages->bytes()));
+                               rank_.memory->Take(pages->bytes()));
     return std::make_unique<CpuShard>(rank_, std::move(pages), std::move(claim));
   }
   void Spread(int parts, const std::function<void(int part)>& body) override {
@@ -157,7 +168,6 @@ class CpuRankBackend final : public Backend {
 
  private:
   CpuRank rank_;
-  const std::shared_ptr<HostMemoryLedger> memory_;
 };
 
 }  // namespace

@@ -25,8 +25,9 @@ std::shared_ptr<HostMemoryLedger> HostMemoryLedger::Create(std::function<size_t(
 }
 
 size_t HostMemoryLedger::AvailableNow() const {
-  const size_t available = available_();
+  size_t available = available_();
   if (available == std::numeric_limits<size_t>::max()) return available;
+  available += returning_;
   const size_t spoken_for = claimed_ + MemoryMargin(available);
   return available - std::min(available, spoken_for);
 }
@@ -46,6 +47,21 @@ absl::StatusOr<std::unique_ptr<HostMemoryLedger::Claim>> HostMemoryLedger::Take(
   }
   claimed_ += bytes;
   return std::make_unique<Claim>(shared_from_this(), bytes);
+}
+
+HostMemoryLedger::Returning::Returning(std::shared_ptr<HostMemoryLedger> ledger, size_t bytes)
+    : ledger_(std::move(ledger)), bytes_(bytes) {
+  const MutexLock lock(ledger_->mutex_);
+  ledger_->returning_ += bytes_;
+}
+
+HostMemoryLedger::Returning::~Returning() { Returned(bytes_); }
+
+void HostMemoryLedger::Returning::Returned(size_t bytes) {
+  bytes = std::min(bytes, bytes_);
+  bytes_ -= bytes;
+  const MutexLock lock(ledger_->mutex_);
+  ledger_->returning_ -= bytes;
 }
 
 void HostMemoryLedger::Claim::Taken(size_t bytes) {

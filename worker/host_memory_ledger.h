@@ -42,6 +42,23 @@ class HostMemoryLedger : public std::enable_shared_from_this<HostMemoryLedger> {
     size_t bytes_;  // not yet taken
   };
 
+  // Bytes that somebody is giving back. They count as available already: whoever claims them looks
+  // at what the machine has before it takes them (Claim::CheckRoom).
+  class Returning {
+   public:
+    Returning(std::shared_ptr<HostMemoryLedger> ledger, size_t bytes);
+    ~Returning();
+    Returning(const Returning&) = delete;
+    Returning& operator=(const Returning&) = delete;
+
+    // So many are given back: the machine's memory shows them.
+    void Returned(size_t bytes);
+
+   private:
+    const std::shared_ptr<HostMemoryLedger> ledger_;
+    size_t bytes_;  // not yet given back
+  };
+
   // `available` says what the machine would still give; SIZE_MAX when that is not known.
   static std::shared_ptr<HostMemoryLedger> Create(std::function<size_t()> available = [] {
     return AvailableHostMemory();
@@ -59,7 +76,8 @@ class HostMemoryLedger : public std::enable_shared_from_this<HostMemoryLedger> {
 
   const std::function<size_t()> available_;
   mutable Mutex mutex_;
-  size_t claimed_ TRIBUTARY_GUARDED_BY(mutex_) = 0;  // and not yet taken
+  size_t claimed_ TRIBUTARY_GUARDED_BY(mutex_) = 0;    // and not yet taken
+  size_t returning_ TRIBUTARY_GUARDED_BY(mutex_) = 0;  // and not yet given back
 };
 
 }  // namespace tributary::worker

@@ -77,6 +77,13 @@ bool MemoryThreads::Add(std::shared_ptr<Job> job) {
   return true;
 }
 
+void MemoryThreads::Drop(std::shared_ptr<const void> dropped) {
+  if (!keeper_.joinable() && !Begin()) return;
+  const MutexLock lock(mutex_);
+  dropped_.push_back(std::move(dropped));
+  added_.NotifyAll();
+}
+
 bool MemoryThreads::Begin() {
   try {
     keeper_ = std::thread([this] { Keep(); });
@@ -115,12 +122,14 @@ void MemoryThreads::Keep() {
   unsigned turns = 0;
   for (int tick = 0;; ++tick) {
     // What is over is destroyed by this thread, which others do not wait for, without the lock.
-    std::vector<std::shared_ptr<Job>> dropped;
+    std::vector<std::shared_ptr<const void>> dropped;
     {
       const MutexLock lock(mutex_);
       const auto busy = [](const Owned& owned) { return owned.job != nullptr; };
-      if (!std::any_of(owned_.begin(), owned_.end(), busy) && !ending_) added_.Wait(mutex_);
+      const bool idle = dropped_.empty() && !std::any_of(owned_.begin(), owned_.end(), busy);
+      if (idle && !ending_) added_.Wait(mutex_);
       if (ending_) return;
+      dropped.swap(dropped_);
       for (size_t i = 0; i < kSlots; ++i) {
         Owned& owned = owned_[i];
         if (owned.job == nullptr) continue;

@@ -41,6 +41,10 @@ class MemoryThreads {
   // gives no thread.
   bool Add(std::shared_ptr<Job> job);
 
+  // Lets go of what takes long to be destroyed. The keeper is the last to have it, or the caller
+  // where the system gives no thread.
+  void Drop(std::shared_ptr<const void> dropped);
+
  private:
   struct Slot;
   struct Idle;  // what the threads share that may get no turn for a while
@@ -62,6 +66,7 @@ class MemoryThreads {
   CondVar added_;
   std::vector<Owned> owned_ TRIBUTARY_GUARDED_BY(mutex_);  // by slot
   std::vector<std::shared_ptr<Job>> waiting_ TRIBUTARY_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<const void>> dropped_ TRIBUTARY_GUARDED_BY(mutex_);
   bool ending_ TRIBUTARY_GUARDED_BY(mutex_) = false;
   std::thread keeper_;  // none before the first job
 };

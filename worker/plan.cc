@@ -46,7 +46,7 @@ class Planner {
     plan_.new_keys.clear();
     plan_.table_lookups = 0;
     for (const StepEntry& entry : entries) {
-      if (KeepsTokens(entry) && entry.new_tokens > 0) {
+      if (keeps_tokens() && entry.new_tokens > 0) {
         (entry.replay ? any_replay_ : any_write_) = true;
       }
     }
@@ -54,7 +54,7 @@ class Planner {
 
   void AddTokens(const StepEntry& entry, int32_t index, const PageTable& table) {
     for (int32_t i = 0; i < entry.new_tokens; ++i) {
-      const int64_t slot = KeepsTokens(entry) ? SlotOf(entry.first_position + i, table) : kPadSlot;
+      const int64_t slot = Keeps(entry, i) ? SlotOf(entry.first_position + i, table) : kPadSlot;
       if (any_write_) plan_.write_slots.push_back(entry.replay ? kPadSlot : slot);
       if (any_replay_) {
         plan_.compare_slots.push_back(entry.replay ? slot : kPadSlot);
@@ -67,7 +67,7 @@ class Planner {
   void AddKept(const StepEntry& entry, const PageTable& table) {
     for (int32_t i = 0; i < entry.new_tokens; ++i) {
       int64_t slot = kPadSlot;
-      if (!entry.replay && KeepsTokens(entry)) {
+      if (!entry.replay && Keeps(entry, i)) {
         slot = SlotOfToken(ward_, shape_.page_size, entry.first_position + i, table);
       }
       plan_.keeps_any |= slot != kPadSlot;
@@ -83,9 +83,12 @@ class Planner {
   }
 
   bool keeps_tokens() const { return shape_.kind != StepKind::kDflash; }
-  // Whether this step writes or compares the tokens of an entry. Of several steps of its rows the
-  // first does.
-  bool KeepsTokens(const StepEntry& entry) const { return keeps_tokens() && entry.first_row == 0; }
+  // Whether this step writes or compares token i of an entry. Of several steps of its rows each
+  // does so with those at the positions of its own, so that none takes much longer than the others.
+  static bool Keeps(const StepEntry& entry, int32_t i) {
+    return entry.query_rows == 0 ||
+           (i >= entry.first_row && i < entry.first_row + entry.query_rows);
+  }
 
   // Whether any row may see the tokens of its entry as they came, beside the cache.
   bool any_in_two_parts() const {

@@ -57,7 +57,7 @@ ShardMemory::ShardMemory(void* mapping, size_t mapped, size_t bytes, PageFill fi
 size_t ShardMemory::TakePiece(size_t piece) const {
   static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t begin = piece * kPieceBytes;
-  const size_t bytes = std::min(kPieceBytes, bytes_ - begin);
+  const size_t bytes = BytesOfPiece(piece);
   if (fill_ == PageFill::kPoison) {
     std::memset(data_ + begin, 0xff, bytes);
     return bytes;
@@ -68,11 +68,15 @@ size_t ShardMemory::TakePiece(size_t piece) const {
   return bytes;
 }
 
+size_t ShardMemory::GivePieceBack(size_t piece) const {
+  const size_t bytes = BytesOfPiece(piece);
+  madvise(data_ + piece * kPieceBytes, bytes, MADV_DONTNEED);
+  return bytes;
+}
+
 ShardMemory::~ShardMemory() {
   // Piece by piece, so that nobody who maps memory waits for all of it.
-  for (size_t at = 0; at < bytes_; at += kPieceBytes) {
-    madvise(data_ + at, std::min(kPieceBytes, bytes_ - at), MADV_DONTNEED);
-  }
+  for (size_t piece = 0; piece < pieces(); ++piece) GivePieceBack(piece);
   munmap(mapping_, mapped_);
 }
 

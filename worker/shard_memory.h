@@ -1,6 +1,7 @@
 // Host memory of one rank's share of a cache: addresses first, the memory itself piece by piece.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 
@@ -9,8 +10,8 @@
 
 namespace tributary::worker {
 
-// Given back when its last owner is gone. Owners are the shard and, while the memory is taken, the
-// threads that take it (memory_taker.h).
+// Given back when its last owner is gone. Owners are the shard and, while the memory is taken or
+// given back, the threads that do so (memory_taker.h, memory_giver.h).
 class ShardMemory {
  public:
   // Takes addresses, of huge pages where the system gives them. kResourceExhausted, with the sizes,
@@ -28,11 +29,17 @@ class ShardMemory {
   // read or written otherwise before all pieces are taken.
   size_t pieces() const { return (bytes_ + kPieceBytes - 1) / kPieceBytes; }
   size_t TakePiece(size_t piece) const;
+  // Gives the memory of a piece back, and keeps its addresses; returns the piece's bytes.
+  size_t GivePieceBack(size_t piece) const;
 
  private:
   static constexpr size_t kPieceBytes = size_t{2} << 20;  // a huge page
 
   ShardMemory(void* mapping, size_t mapped, size_t bytes, PageFill fill);
+
+  size_t BytesOfPiece(size_t piece) const {
+    return std::min(kPieceBytes, bytes_ - piece * kPieceBytes);
+  }
 
   void* const mapping_;
   const size_t mapped_;

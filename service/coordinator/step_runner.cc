@@ -209,7 +209,7 @@ void StepRunner::BeginThoseThatCan() {
   const auto left_to_later = [&failed](const void* request) {
     return failed >= kMostFailed && Cancelled(static_cast<const StepOperation*>(request)->call);
   };
-  while (serving_.ready() && in_flight_ < options_.pipeline_depth && !batcher_.empty()) {
+  while (serving_.ready() && has_room() && !batcher_.empty()) {
     // One turn at a time, so that whoever comes waits for no more than one.
     const auto batch = batcher_.Take(Clock::now(), /*turns=*/turns_in_flight_ == 0, left_to_later);
     if (!batch.has_value()) {
@@ -222,9 +222,7 @@ void StepRunner::BeginThoseThatCan() {
 
 StepRunner::Clock::time_point StepRunner::NextDue() const {
   if (goes_on_) return Clock::time_point::min();
-  if (options_.batch.window.count() == 0 || in_flight_ >= options_.pipeline_depth) {
-    return Clock::time_point::max();
-  }
+  if (options_.batch.window.count() == 0 || !has_room()) return Clock::time_point::max();
   return batcher_.NextDue().value_or(Clock::time_point::max());
 }
 
@@ -287,10 +285,13 @@ bool StepRunner::CanTakeTurns(const StepOperation& operation, const StepCost& co
          cost.bytes <= limits().bytes;
 }
 
+double StepRunner::FlopsOfTurn(const StepOperation& operation, Clock::time_point now) const {
+  return turns_.FlopsOfTurn(operation.member.request.key.kind, now, FlopsPerSecond());
+}
+
 bool StepRunner::TakesTurns(const StepOperation& operation, const StepCost& cost,
                             Clock::time_point now) const {
-  return cost.flops > 2 * turns_.FlopsOfTurn(now, FlopsPerSecond()) &&
-         CanTakeTurns(operation, cost);
+  return cost.flops > 2 * FlopsOfTurn(operation, now) && CanTakeTurns(operation, cost);
 }
 
 StepCost StepRunner::CostOf(const StepOperation& operation) const {
@@ -355,8 +356,8 @@ absl::Status StepRunner::Split(const StepOperationPtr& operation, const StepCost
   };
   std::vector<StepPiece> pieces;
   if (CanTakeTurns(*operation, cost)) {
-    const double turn = turns_.FlopsOfTurn(now, FlopsPerSecond());
-    pieces = CutIntoTurns(geometry, layer.window.left, entries, std::min(turn, most.flops));
+    const double turn = std::min(FlopsOfTurn(*operation, now), most.flops);
+    pieces = CutIntoTurns(geometry, layer.window.left, entries, turn);
   }
   const bool in_turns = !pieces.empty() && std::all_of(pieces.begin(), pieces.end(), fits);
   if (!in_turns) {
@@ -432,7 +433,8 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
   }
   if (outcome.status.ok()) outcome.status = CheckAnswer(*step, outcome);
   if (outcome.status.ok()) {
-    turns_.OnStep(step->flops, CountStep(outcome, &statistics_), FlopsPerSecond());
+    const double seconds = CountStep(outcome, &statistics_);
+    turns_.OnStep(step->record.kind, step->flops, seconds, FlopsPerSecond());
   } else {
     statistics_.set_steps_aborted(statistics_.steps_aborted() + 1);
   }

@@ -63,6 +63,11 @@ class StepRunner {
   void Admit(const std::string& cache_name, const CallContext& call, Check check,
              Done<v1::AttendReply> done) TRIBUTARY_UNLOCKED;
   void BeginThoseThatCan() TRIBUTARY_LOCKED;
+  // Whether another step may begin. A turn of a long call takes no room from others: whoever comes
+  // meanwhile stands behind it already, and need not be given to the workers when it ends.
+  bool has_room() const TRIBUTARY_LOCKED {
+    return in_flight_ - turns_in_flight_ < options_.pipeline_depth;
+  }
   // Fixes who takes part. From here on a caller that loses interest changes nothing for the
   // workers. Returns how many calls failed instead.
   int BeginStep(const Batcher::Batch& batch) TRIBUTARY_LOCKED;
@@ -72,6 +77,8 @@ class StepRunner {
   // Whether it is so long that it is to be cut so now.
   bool TakesTurns(const StepOperation& operation, const StepCost& cost,
                   Clock::time_point now) const TRIBUTARY_LOCKED;
+  // The most that a turn of the operation should compute now.
+  double FlopsOfTurn(const StepOperation& operation, Clock::time_point now) const TRIBUTARY_LOCKED;
   // What is assumed of all workers.
   double FlopsPerSecond() const;
   // Of a step of the group as it is now.

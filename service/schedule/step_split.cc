@@ -189,21 +189,30 @@ void Place(const OutputTensor& output, int64_t first_row, const v1::Tensor& rows
   if (reply->shape().empty()) {
     reply->mutable_shape()->Add(output.shape.begin(), output.shape.end());
   }
-  char* destination = nullptr;
-  if (output.device != nullptr || output.region != nullptr) {
-    *reply->mutable_shared_memory() = *output.reference;
-    if (output.device != nullptr) return;  // it lies there
-    destination = reinterpret_cast<char*>(output.region);
-  } else {
-    std::string* bytes = reply->mutable_inline_();
-    bytes->resize(output.bytes);
-    destination = bytes->data();
-  }
+  const bool in_region = output.device != nullptr || output.region != nullptr;
+  if (in_region) *reply->mutable_shared_memory() = *output.reference;
+  if (output.device != nullptr) return;  // it lies there
   const std::string& from = rows.inline_();
   const int64_t before = Elements(output, first_row);
   const int64_t count = Elements(output, rows.shape(0));
   const size_t elements = BytesOf(output.dtype, count);
-  std::copy_n(from.data(), elements, destination + BytesOf(output.dtype, before));
+  const size_t begin = BytesOf(output.dtype, before);
+  if (!in_region && output.dtype != DType::kNvfp4) {
+    // It grows with the pieces, which come in order. To fill megabytes ahead of the first one takes
+    // as long as several of them, on a thread that answers others.
+    std::string* bytes = reply->mutable_inline_();
+    bytes->reserve(output.bytes);
+    bytes->resize(begin);
+    bytes->append(from, 0, elements);
+    return;
+  }
+  char* destination = reinterpret_cast<char*>(output.region);
+  if (!in_region) {
+    std::string* bytes = reply->mutable_inline_();
+    bytes->resize(output.bytes);
+    destination = bytes->data();
+  }
+  std::copy_n(from.data(), elements, destination + begin);
   if (output.dtype != DType::kNvfp4) return;
   // The scales come after all elements.
   const size_t scales = Nvfp4ScalesOffset(Elements(output, output.shape.front())) +

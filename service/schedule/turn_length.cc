@@ -23,24 +23,27 @@ void TurnLength::OnCall(Clock::time_point now, double flops) {
   last_.least = std::min(last_.least, flops);
 }
 
-double TurnLength::SecondsPerFlop(double flops_per_second) const {
-  return seconds_per_flop_ > 0 ? seconds_per_flop_ : 1 / flops_per_second;
+double TurnLength::SecondsPerFlop(worker::StepKind kind, double flops_per_second) const {
+  const double shown = seconds_per_flop_[static_cast<size_t>(kind)];
+  return shown > 0 ? shown : 1 / flops_per_second;
 }
 
-void TurnLength::OnStep(double flops, double seconds, double flops_per_second) {
-  if (seconds <= 0 || flops * SecondsPerFlop(flops_per_second) < kTurnSeconds / 2) return;
+void TurnLength::OnStep(worker::StepKind kind, double flops, double seconds,
+                        double flops_per_second) {
+  const double before = SecondsPerFlop(kind, flops_per_second);
+  if (seconds <= 0 || flops * before < kTurnSeconds / 2) return;
   const double shown =
       std::clamp(seconds / flops, kFastest / flops_per_second, kSlowest / flops_per_second);
-  const double before = SecondsPerFlop(flops_per_second);
-  seconds_per_flop_ = before + kWeight * (shown - before);
+  seconds_per_flop_[static_cast<size_t>(kind)] = before + kWeight * (shown - before);
 }
 
-double TurnLength::FlopsOfTurn(Clock::time_point now, double flops_per_second) const {
+double TurnLength::FlopsOfTurn(worker::StepKind kind, Clock::time_point now,
+                               double flops_per_second) const {
   double least = kNone;
   if (now - last_.begin < 2 * memory_) least = last_.least;
   if (now - before_.begin < 2 * memory_) least = std::min(least, before_.least);
   if (least == kNone) return kNone;
-  return std::max(least, kTurnSeconds / SecondsPerFlop(flops_per_second));
+  return std::max(least, kTurnSeconds / SecondsPerFlop(kind, flops_per_second));
 }
 
 }  // namespace tributary::service

@@ -8,8 +8,12 @@
 // StepRunner owns it and holds the coordinator's lock. Not thread safe.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <limits>
+
+#include "worker/command.h"
 
 namespace tributary::service {
 
@@ -24,13 +28,14 @@ class TurnLength {
 
   // A call with so much attention to compute has come.
   void OnCall(Clock::time_point now, double flops);
-  // The workers spent so long on a step of so much attention. `flops_per_second` is what slow
-  // workers do together, and is assumed until a step has shown better. Short steps show nothing:
-  // most of their time is spent on other things.
-  void OnStep(double flops, double seconds, double flops_per_second);
+  // The workers spent so long on a step of this kind, of so much attention. `flops_per_second` is
+  // what slow workers do together, and is assumed until a step of the kind has shown better. Short
+  // steps show nothing: most of their time is spent on other things.
+  void OnStep(worker::StepKind kind, double flops, double seconds, double flops_per_second);
 
-  // The most that a step of a long call should compute now; infinity when no call is remembered.
-  double FlopsOfTurn(Clock::time_point now, double flops_per_second) const;
+  // The most that a step of a long call of this kind should compute now; infinity when no call is
+  // remembered.
+  double FlopsOfTurn(worker::StepKind kind, Clock::time_point now, double flops_per_second) const;
 
  private:
   static constexpr double kNone = std::numeric_limits<double>::infinity();
@@ -41,12 +46,13 @@ class TurnLength {
     double least = kNone;
   };
 
-  double SecondsPerFlop(double flops_per_second) const;
+  double SecondsPerFlop(worker::StepKind kind, double flops_per_second) const;
 
   const Clock::duration memory_;
   Span last_;
-  Span before_;                  // it ended when last_ began, or earlier
-  double seconds_per_flop_ = 0;  // as steps have shown; 0: none has
+  Span before_;  // it ended when last_ began, or earlier
+  // By kind, as steps have shown; 0: none has. Kinds differ by more than a factor of two.
+  std::array<double, worker::kStepKinds> seconds_per_flop_ = {};
 };
 
 }  // namespace tributary::service

@@ -195,6 +195,10 @@ TEST(StepSplitTest, ResultsComeTogether) {
                  whole.substr(7 * row + first * scales, count * scales);
         EXPECT_EQ(bytes->size(), cut.output->bytes);
         PlacePiece(request, piece, results, &reply);
+        if (inside && dtype != DType::kNvfp4) {
+          EXPECT_EQ(reply.output().inline_().size(), (first + count) * row)
+              << "a piece takes no time for those after it";
+        }
       }
       EXPECT_EQ(inside ? reply.output().inline_() : region, whole) << Name(dtype);
       EXPECT_EQ(reply.output().shape(0), 7);

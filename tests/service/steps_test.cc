@@ -510,6 +510,32 @@ TEST_F(StepsTest, OthersTakeTheirTurnsBetweenTheStepsOfALongCall) {
                                    ElementsAre(1)));
 }
 
+// Others stand behind a turn of a long call as if it were not there: they begin when it ends, and
+// are not given to the workers only then.
+TEST_F(StepsTest, ATurnOfALongCallTakesNoRoomFromOthers) {
+  TearDown();
+  Begin({.pipeline_depth = 1, .turn_memory = std::chrono::hours(1)});
+  Attend("short", Token(2, 0));
+  ASSERT_TRUE(answers_->Wait("short").ok());
+  coordinator_->Append(std::make_shared<const v1::AppendRequest>(AppendOf(spec_, "m", 1, 0, 2000)),
+                       {}, answers_->For<v1::AppendReply>("append"));
+  ASSERT_TRUE(answers_->Wait("append").ok());
+  group_->Hold();
+  Attend("long", QueryOf(spec_, "m", 1, 1488, 512));
+  group_->WaitForHeld(1);
+  Attend("beside", Token(2, 1));
+  group_->WaitForHeld(2);
+  Attend("behind", Token(3, 0));
+  group_->Release();
+  for (const char* name : {"long", "beside", "behind"}) {
+    EXPECT_TRUE(answers_->Wait(name).ok()) << name;
+  }
+  const auto steps = Steps();
+  ASSERT_GT(steps.size(), 5u);
+  EXPECT_THAT(std::vector(steps.begin() + 2, steps.begin() + 4),
+              ElementsAre(ElementsAre(1), ElementsAre(2)));
+}
+
 // Between its steps a long call waits as others do: its end does not depend on the workers.
 TEST_F(StepsTest, ALongCallEndsWithItsDeadlineItsCallerAndItsGroup) {
   TearDown();

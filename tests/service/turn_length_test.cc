@@ -9,13 +9,16 @@ namespace tributary::service {
 namespace {
 
 using std::chrono::milliseconds;
+using worker::StepKind;
 
 constexpr double kRate = 1e10;  // 2.5e6 in a quarter of a millisecond
 constexpr double kTurn = 2.5e6;
 
 class TurnLengthTest : public ::testing::Test {
  protected:
-  double Flops() const { return turns_.FlopsOfTurn(now_, kRate); }
+  double Flops(StepKind kind = StepKind::kDecode) const {
+    return turns_.FlopsOfTurn(kind, now_, kRate);
+  }
 
   TurnLength turns_{milliseconds(20)};
   TurnLength::Clock::time_point now_ = TurnLength::Clock::time_point() + std::chrono::hours(1);
@@ -46,20 +49,21 @@ TEST_F(TurnLengthTest, ShortCallsMakeTurnsShortForAWhile) {
 
 TEST_F(TurnLengthTest, ATurnIsAsMuchAsWorkersHaveShownToDoInItsTime) {
   turns_.OnCall(now_, 100);
-  turns_.OnStep(1000, 1e-3, kRate);  // next to no work
+  turns_.OnStep(StepKind::kDecode, 1000, 1e-3, kRate);  // next to no work
   EXPECT_EQ(Flops(), kTurn);
-  for (int i = 0; i < 100; ++i) turns_.OnStep(Flops(), Flops() / 4e10, kRate);
+  for (int i = 0; i < 100; ++i) turns_.OnStep(StepKind::kDecode, Flops(), Flops() / 4e10, kRate);
   EXPECT_NEAR(Flops(), 4 * kTurn, 0.01 * kTurn);
-  turns_.OnStep(Flops(), 3600, kRate);  // something held it up
+  EXPECT_EQ(Flops(StepKind::kPrefill), kTurn) << "of which none has been shown";
+  turns_.OnStep(StepKind::kDecode, Flops(), 3600, kRate);  // something held it up
   EXPECT_GT(Flops(), kTurn);
-  for (int i = 0; i < 100; ++i) turns_.OnStep(Flops(), 3600, kRate);
+  for (int i = 0; i < 100; ++i) turns_.OnStep(StepKind::kDecode, Flops(), 3600, kRate);
   EXPECT_NEAR(Flops(), kTurn / 4, 0.01 * kTurn);
 }
 
 TEST_F(TurnLengthTest, WithoutMemoryNobodyTakesTurns) {
   TurnLength none(milliseconds(0));
   none.OnCall(now_, 1);
-  EXPECT_GT(none.FlopsOfTurn(now_, kRate), 1e300);
+  EXPECT_GT(none.FlopsOfTurn(StepKind::kDecode, now_, kRate), 1e300);
 }
 
 }  // namespace

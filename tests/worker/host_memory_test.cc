@@ -135,6 +135,20 @@ TEST(HostMemoryLedgerTest, WhatOthersAreTakingIsNotThereForTheNext) {
   EXPECT_TRUE(ledger->Take(10 * kGiB).ok());
 }
 
+// A cache that follows another one finds its room, while the other's memory is being given back.
+TEST(HostMemoryLedgerTest, WhatIsBeingGivenBackIsThereForTheNext) {
+  size_t available = 8 * kGiB;
+  const auto ledger = HostMemoryLedger::Create([&] { return available; });
+  {
+    HostMemoryLedger::Returning returning(ledger, 10 * kGiB);
+    EXPECT_EQ(ledger->Available(), 18 * kGiB - MemoryMargin(18 * kGiB));
+    available += 4 * kGiB;
+    returning.Returned(4 * kGiB);
+    EXPECT_EQ(ledger->Available(), 18 * kGiB - MemoryMargin(18 * kGiB)) << "nothing counts twice";
+  }
+  EXPECT_EQ(ledger->Available(), 12 * kGiB - MemoryMargin(available));
+}
+
 TEST(HostMemoryLedgerTest, StopsWhenOtherProcessesAreFaster) {
   size_t available = size_t{8} << 30;
   const auto ledger = HostMemoryLedger::Create([&] { return available; });

@@ -7,13 +7,16 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <latch>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/worker/specs.h"
 #include "worker/host_memory_ledger.h"
 #include "worker/kv_shard.h"
+#include "worker/memory_giver.h"
 
 namespace tributary::worker {
 namespace {
@@ -88,6 +91,41 @@ TEST(MemoryTaker, MayBeGivenUpHalfWay) {
     EXPECT_FALSE(*taker.Await(Clock::now()));
   }
   EXPECT_EQ(ledger->Available(), before);
+}
+
+// Whoever drops a cache does not wait until its memory is unmapped.
+TEST(MemoryGiver, MemoryIsGivenBackByAnotherThread) {
+  MemoryThreads threads(1);
+  const std::thread::id own = std::this_thread::get_id();
+  std::atomic<bool> here = true;
+  std::latch gone{1};
+  const auto note = [&](const int* number) {
+    delete number;
+    here = std::this_thread::get_id() == own;
+    gone.count_down();
+  };
+  threads.Drop(std::shared_ptr<const int>(new int, note));
+  gone.wait();
+  EXPECT_FALSE(here);
+}
+
+TEST(MemoryGiver, AllOfItIsGivenBackAndCountsUntilThen) {
+  const auto ledger = HostMemoryLedger::Create([] { return kRoom; });
+  const size_t before = ledger->Available();
+  const auto shard = MakeShard(/*large=*/true);
+  const std::weak_ptr<ShardMemory> memory = shard->memory();
+  {
+    MemoryThreads threads(2);
+    MemoryTaker taker(shard->memory(), Claim(*ledger, *shard), threads);
+    EXPECT_TRUE(*taker.Await(InAMinute()));
+    GiveBack(shard->memory(), ledger, threads);
+  }
+  EXPECT_EQ(ledger->Available(), before);
+  EXPECT_EQ(memory.use_count(), 1) << "the shard's, which is still there";
+  const std::byte* const begin = shard->memory()->data();
+  EXPECT_TRUE(std::all_of(begin, begin + shard->bytes(), [](std::byte b) {
+    return b == std::byte{0};
+  })) << "what was written is gone";
 }
 
 // A cache is not held up by a larger one that came before it, nor by one that is given up.
