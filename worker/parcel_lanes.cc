@@ -31,7 +31,7 @@ constexpr size_t kLaneBytes = kHeadBytes + kPlaces * kPlaceBytes;
 constexpr std::chrono::microseconds kNap{20};
 // How long a parcel may take to be read before its reader counts as lost. (The communicator does
 // not tell a rank that waits here that the group is over.)
-constexpr std::chrono::seconds kPatience{5};
+constexpr std::chrono::seconds kLanePatience{5};
 
 // The first bytes of a lane.
 struct Head {
@@ -161,7 +161,7 @@ bool ParcelLanes::Serves(int from, int to, size_t bytes) const {
 
 absl::StatusOr<std::byte*> ParcelLanes::Begin(collective::Deadline deadline) {
   const Lane& lane = *lanes_[static_cast<size_t>(rank_)];
-  deadline = std::min(deadline, std::chrono::steady_clock::now() + kPatience);
+  deadline = std::min(deadline, std::chrono::steady_clock::now() + kLanePatience);
   while (Word(lane.head().full[next_]).load(std::memory_order_acquire) != 0) {
     if (std::chrono::steady_clock::now() >= deadline) {
       return absl::DeadlineExceededError("a peer has not read the pages that it was sent");

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/mailbox/layout.h"
 #include "base/mailbox/layout_message.h"
@@ -26,7 +27,7 @@ namespace {
 
 absl::Status ConflictOf(const SessionStep& step) {
   if (step.conflicts.empty()) return absl::OkStatus();
-  return OtherTokensHeld(step.conflicts.front());
+  return OtherTokensHeld(*absl::c_min_element(step.conflicts));
 }
 
 // How many layers all ranks have carried out. Ranks are never 2^31 layers apart.

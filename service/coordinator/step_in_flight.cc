@@ -40,7 +40,9 @@ void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::millisecond
     member->settled.Update(member->request.CheckInputsWhole());
     const int32_t count = static_cast<int32_t>(member->reservation.entries.size());
     for (int32_t i = 0; i < count && member->settled.ok(); ++i) {
-      if (conflicts.contains(first + i)) member->settled = OtherTokensHeld(i);
+      if (conflicts.contains(first + i)) {
+        member->settled = OtherTokensHeld(member->first_entry + i);
+      }
     }
     first += count;
     if (member->settled.ok()) {

@@ -23,6 +23,7 @@ struct StepMember {
   StepRequest request;
   Done<v1::AttendReply> done;
   StepReservation reservation;  // from the beginning of the step on
+  int32_t first_entry = 0;      // of the call that the request is a piece of
   absl::Status settled;         // what the caller is told, once the step is over
 };
 

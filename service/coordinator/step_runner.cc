@@ -84,7 +84,9 @@ class StepRunner::StepOperation final : public Operation {
   // Makes `split->piece` the next piece. `self` owns this.
   void TakePiece(const StepOperationPtr& self) {
     StepMember& piece = split->piece;
-    piece.request = PieceOf(member.request, split->pieces[split->next]);
+    const StepPiece& cut = split->pieces[split->next];
+    piece.request = PieceOf(member.request, cut);
+    piece.first_entry = cut.first_entry;
     piece.reservation = {.layer = member.reservation.layer, .group = member.reservation.group};
     piece.reservation.entries = piece.request.entries;
     piece.settled = absl::OkStatus();

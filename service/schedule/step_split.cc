@@ -40,6 +40,7 @@ class Splitter {
       : geometry_(geometry), window_left_(window_left), limits_(limits), purpose_(purpose) {}
 
   absl::Status Add(const worker::StepEntry& entry, bool whole) {
+    ++added_;
     const int32_t units = UnitsOf(entry);
     const int32_t least = whole ? units : LeastOf(entry);
     for (int32_t begin = 0; begin < units;) {
@@ -113,6 +114,7 @@ class Splitter {
     cost_ = {cost_.bytes + more.bytes, cost_.flops + more.flops};
     rows_ += entry.query_rows;
     if (!entry.more_follows || !RowsApart(entry)) tokens_ += entry.new_tokens;
+    if (current_.entries.empty()) current_.first_entry = added_ - 1;
     current_.entries.push_back(entry);
   }
   void Close() {
@@ -128,6 +130,7 @@ class Splitter {
   std::vector<StepPiece> pieces_;
   StepPiece current_;
   StepCost cost_;
+  int32_t added_ = 0;  // entries, with the one that is being added
   int64_t rows_ = 0;
   int64_t tokens_ = 0;
 };

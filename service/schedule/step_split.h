@@ -28,6 +28,7 @@ namespace tributary::service {
 
 struct StepPiece {
   std::vector<worker::StepEntry> entries;
+  int32_t first_entry = 0;  // of the call: the one of which entries[0] is a part
   int64_t first_row = 0;    // counted in the call
   int64_t first_token = 0;  // counted in the call
 };

@@ -157,6 +157,24 @@ TEST_P(TurnsTest, SeveralEntriesHaveTheSameBytes) {
   Both(request);
 }
 
+// An entry that a later turn carries out is named as the call has it.
+TEST_P(TurnsTest, AConflictNamesTheEntryOfTheCall) {
+  v1::AttendReply reply;
+  ASSERT_TRUE(Attend(turns_.stub(), AttendOf(spec_, "m", 2, 0, 100), &reply).ok());
+  v1::AttendRequest request = AttendOf(spec_, "m", 3, 0, 800, 0, /*seed=*/2);
+  request.mutable_entries(0)->set_query_rows(700);
+  request.mutable_entries(0)->set_new_tokens(700);
+  v1::AttendEntry* second = request.add_entries();
+  second->set_sequence_id(2);
+  second->set_query_rows(100);
+  second->set_new_tokens(100);
+  const uint64_t before = turns_.Topology().statistics().steps();
+  const grpc::Status refused = Attend(turns_.stub(), request, &reply);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_EQ(FieldOf(refused), "entries[1].first_position");
+  EXPECT_GT(turns_.Topology().statistics().steps(), before + 3);
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, TurnsTest, ::testing::Values(v1::DTYPE_BF16, v1::DTYPE_FP8_E4M3),
                          [](const auto& type) { return v1::DType_Name(type.param); });
 

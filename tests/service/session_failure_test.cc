@@ -191,6 +191,48 @@ TEST_F(SessionFailureTest, AConflictOfAnEntryThatIsNotThereEndsTheSession) {
   }
 }
 
+// Of a step in pieces: the entry that holds other tokens lies in the second one.
+TEST_F(SessionFailureTest, AConflictInALaterPieceNamesItsEntry) {
+  Serve(/*sequences=*/2);
+  const auto two = [&](int64_t first_of_1, int64_t first_of_2, uint64_t seed) {
+    Requests requests;
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      v1::AttendRequest& request =
+          requests.emplace_back(AttendOf(spec_, "m", 1, first_of_1, 8, layer, seed));
+      v1::AttendEntry* second = request.add_entries();
+      *second = request.entries(0);
+      second->set_sequence_id(2);
+      second->set_first_position(first_of_2);
+      for (v1::AttendEntry& entry : *request.mutable_entries()) {
+        entry.set_query_rows(4);
+        entry.set_new_tokens(4);
+      }
+    }
+    return requests;
+  };
+  int64_t held_by_1 = 0;
+  for (const v1::SessionMemory memory : {v1::SESSION_MEMORY_HOST, v1::SESSION_MEMORY_MESSAGES}) {
+    const auto session =
+        OpenSessionAt(service_->address(), {.max_rows = 4, .max_new_tokens = 4, .memory = memory});
+    for (const uint64_t seed : {1, 2}) {
+      const Requests requests = two(held_by_1, /*first_of_2=*/0, seed);
+      const auto step = session->Submit(StepOf(requests));
+      ASSERT_TRUE(step.ok()) << step.status();
+      for (const v1::AttendRequest& request : requests) {
+        EXPECT_TRUE(AttendWith(*session, request, nullptr).ok());
+      }
+      const absl::Status ended = session->Await(*step);
+      if (seed == 1) {
+        EXPECT_TRUE(ended.ok()) << ended;
+      } else {
+        EXPECT_TRUE(absl::IsAlreadyExists(ended)) << ended;
+        EXPECT_EQ(tributary::FieldOf(ended), "entries[1].first_position");
+      }
+      held_by_1 += 4;
+    }
+  }
+}
+
 TEST_F(SessionFailureTest, CloseInTheMidstOfAStepWaitsForItsBound) {
   Serve();
   const auto session = OpenInStep(/*layers=*/1, milliseconds(300));

@@ -68,6 +68,7 @@ TEST(StepSplitTest, PiecesAreTheWholeCallAndEachFits) {
       EXPECT_TRUE(CheckCost(CostOf(FourHeads(), -1, piece.entries), limits).ok());
       EXPECT_EQ(piece.first_row, rows);
       EXPECT_EQ(piece.first_token, tokens);
+      EXPECT_EQ(static_cast<size_t>(piece.first_entry), entry);
       ASSERT_FALSE(piece.entries.empty());
       for (const worker::StepEntry& cut : piece.entries) {
         ASSERT_LT(entry, entries.size());
@@ -126,6 +127,7 @@ TEST(StepSplitTest, TurnsAreTheWholeCallAndLeaveRowsWhatTheySee) {
     for (const StepPiece& piece : pieces) {
       EXPECT_EQ(piece.first_row, rows);
       EXPECT_EQ(piece.first_token, tokens);
+      EXPECT_EQ(static_cast<size_t>(piece.first_entry), entry);
       const bool within = CostOf(FourHeads(), -1, piece.entries).flops <= flops;
       EXPECT_TRUE(within || piece.entries.size() == 1);
       for (const worker::StepEntry& cut : piece.entries) {

@@ -15,7 +15,7 @@ namespace {
 // Of one piece that is staged.
 constexpr size_t kStagedBytes = size_t{16} << 20;
 // The bus takes milliseconds for what one command moves.
-constexpr std::chrono::seconds kPatience{30};
+constexpr std::chrono::seconds kCopyPatience{30};
 
 // Where the GPU reaches [data, data + bytes) of host memory; null where it does not.
 std::byte* OnBus(std::byte* data, size_t bytes) {
@@ -61,7 +61,7 @@ absl::Status RunCopier::Copy(Direction direction, std::span<const int64_t> first
   if (first.empty()) return absl::OkStatus();
   const NvtxRange range(direction == Direction::kRead ? "read runs" : "write runs", 0);
   TRIBUTARY_RETURN_IF_ERROR(rank_.Use());
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kCopyPatience;
   TRIBUTARY_RETURN_IF_ERROR(rank_.AwaitBeside(deadline));  // it may still read what is staged
   CudaRank::Workspace& memory = rank_.workspace();
   const size_t slot_bytes = first.size() * sizeof(int64_t);

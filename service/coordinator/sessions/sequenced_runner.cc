@@ -49,17 +49,18 @@ class Answer {
   std::atomic<bool> there_{false};  // written under the mutex
 };
 
-// Adds the entries of a step whose repeated tokens differ on some rank, each once. The ranks speak
-// of the parts of a piece.
-absl::Status AddConflicts(const Outcome& outcome, const AcceptedStep& step,
-                          const mailbox::Piece& piece, worker::SessionNews* news) {
+// Adds the parts of a piece whose repeated tokens differ on some rank, each once, whatever the
+// layer. The coordinator knows which entries they are of, as it does for sessions of workers.
+absl::Status AddConflicts(const Outcome& outcome, const AcceptedStep& step, int32_t number,
+                          worker::SessionNews* news) {
+  const size_t parts = step.pieces[static_cast<size_t>(number)].parts.size();
   for (const int32_t part : ConflictsOf(outcome)) {
-    if (part < 0 || static_cast<size_t>(part) >= piece.parts.size()) {
+    if (part < 0 || static_cast<size_t>(part) >= parts) {
       return absl::InternalError(
-          absl::StrCat("a rank speaks of entry ", part, " of a step of ", piece.parts.size()));
+          absl::StrCat("a rank speaks of entry ", part, " of a step of ", parts));
     }
-    const std::pair<uint32_t, int32_t> conflict = {step.first_count,
-                                                   piece.parts[static_cast<size_t>(part)].entry};
+    const std::pair<uint32_t, int32_t> conflict = {step.first_count + static_cast<uint32_t>(number),
+                                                   part};
     if (absl::c_find(news->conflicts, conflict) == news->conflicts.end()) {
       news->conflicts.push_back(conflict);
     }
@@ -248,7 +249,7 @@ absl::Status SequencedRunner::RunPiece(const AcceptedStep& step, int32_t index, 
   TRIBUTARY_RETURN_IF_ERROR(outcome.status);
   const worker::Reply& merged = outcome.replies.front();
   if (!outputs.empty()) TRIBUTARY_RETURN_IF_ERROR(CheckResult(call.geometry, outputs, merged));
-  TRIBUTARY_RETURN_IF_ERROR(AddConflicts(outcome, step, piece, news));
+  TRIBUTARY_RETURN_IF_ERROR(AddConflicts(outcome, step, number, news));
   channel_->Deliver(call, {merged.result.data(), merged.result.size()});
   return absl::OkStatus();
 }

@@ -24,7 +24,7 @@ uint32_t Read(const uint32_t& word) {
 }
 
 // Memory that a session left waits for the steps of others no longer than this.
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kUnusedGrace{10};
 
 absl::Status FailureOf(uint32_t failure, uint32_t silent) {
   switch (static_cast<mailbox::Awaited>(failure)) {
@@ -126,7 +126,7 @@ void SessionWatch::FreeLater(std::shared_ptr<void> memory, std::function<bool()>
 void SessionWatch::FreeUnused() {
   // Each is looked at once: what may not go yet goes to the end of the queue.
   for (size_t left = unused_.size(); left > 0; --left) {
-    if (Busy() && Clock::now() - unused_.front().since <= kPatience) return;
+    if (Busy() && Clock::now() - unused_.front().since <= kUnusedGrace) return;
     Unused unused = std::move(unused_.front());
     unused_.pop_front();
     freeing_ = true;
