@@ -81,7 +81,7 @@ absl::Status NotFound(absl::string_view what, absl::string_view name, absl::stri
 absl::Status BeyondEnd(absl::string_view field, int64_t position, int64_t length) {
   absl::Status status =
       FieldError(absl::StatusCode::kOutOfRange, field,
-                 absl::StrCat(position, " is beyond the ", length, " tokens held"));
+                 absl::StrCat("position ", position, " is beyond the ", length, " tokens held"));
   AttachReason("BEYOND_END", {{"length", absl::StrCat(length)}}, &status);
   return status;
 }

@@ -59,6 +59,8 @@ struct Cache {
   v1::CacheSpec asked TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   // The clients that have asked for it, the owner among them.
   absl::flat_hash_set<std::string> users TRIBUTARY_GUARDED_BY(kCoordinatorLock);
+  // Nobody finds it any more; who uses it still holds it.
+  bool deleted TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
   // Every rank has it, or had it in some epoch.
   bool created TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;
   // UNAVAILABLE with the reason while workers of this epoch refuse to hold it (GroupSetup). It can

@@ -295,6 +295,7 @@ void CacheRegistry::Delete(const v1::DeleteCacheRequest& request, const CallCont
   }
   const CachePtr& cache = *found;
   caches_.erase(request.cache_id());
+  cache->deleted = true;
   order_.FailAllOf(*cache, NotFound("cache", request.cache_id(), "cache_id"));
   cache->table.DisownAll();
   const auto answer = [this, done]() TRIBUTARY_LOCKED {

@@ -105,7 +105,7 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
     const ReadSection section(lock_);
     return caches_.Find(request.cache_id());
   }();
-  TRIBUTARY_RETURN_IF_ERROR(cache.status());
+  TRIBUTARY_RETURN_IF_ERROR(PrefixField("open", cache.status()));
   TRIBUTARY_ASSIGN_OR_RETURN(SessionTerms terms, ResolveSessionTerms(request, (*cache)->spec));
   TRIBUTARY_RETURN_IF_ERROR(admission_.CheckMemory(request.memory(), local));
   if (request.memory() == v1::SESSION_MEMORY_DEVICE && (*cache)->spec.replica_stride > 0) {
@@ -114,7 +114,7 @@ absl::StatusOr<SessionPtr> Sessions::Admit(const v1::OpenSession& request, const
   }
   TRIBUTARY_RETURN_IF_ERROR(admission_.CheckWorkers(terms));
   const CriticalSection section(lock_);
-  TRIBUTARY_RETURN_IF_ERROR(caches_.Find(request.cache_id()).status());
+  TRIBUTARY_RETURN_IF_ERROR(PrefixField("open", caches_.Find(request.cache_id()).status()));
   TRIBUTARY_RETURN_IF_ERROR(admission_.Enter(call.caller, terms.mailbox_bytes()));
   terms.command.session = next_id_++;
   const worker::OpenSessionCommand command = terms.command;

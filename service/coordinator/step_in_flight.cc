@@ -14,7 +14,6 @@
 #include "worker/output_bytes.h"
 
 namespace tributary::service {
-namespace {
 
 void CountCommitted(const StepMember& member, v1::Statistics* statistics) {
   statistics->set_query_rows(statistics->query_rows() + member.request.query_rows);
@@ -26,8 +25,6 @@ void CountCommitted(const StepMember& member, v1::Statistics* statistics) {
     }
   }
 }
-
-}  // namespace
 
 void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::milliseconds retry_delay,
             v1::Statistics* statistics) {
@@ -47,7 +44,7 @@ void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::millisecond
     first += count;
     if (member->settled.ok()) {
       table.Commit(member->reservation);
-      CountCommitted(*member, statistics);
+      if (!member->is_piece) CountCommitted(*member, statistics);
     } else {
       table.Rollback(member->reservation);
       statistics->set_requests_failed(statistics->requests_failed() + 1);

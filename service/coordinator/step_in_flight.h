@@ -23,7 +23,9 @@ struct StepMember {
   StepRequest request;
   Done<v1::AttendReply> done;
   StepReservation reservation;  // from the beginning of the step on
-  int32_t first_entry = 0;      // of the call that the request is a piece of
+  // Where the request is a piece of a call: which of the call's entries its first one is part of.
+  bool is_piece = false;
+  int32_t first_entry = 0;
   absl::Status settled;         // what the caller is told, once the step is over
 };
 
@@ -43,8 +45,12 @@ struct StepInFlight {
   absl::InlinedVector<OperationPtr, 4> operations;  // own the members, in the same order
 };
 
+// Counts the rows and tokens of a call that took effect.
+void CountCommitted(const StepMember& member, v1::Statistics* statistics);
+
 // Commits or rolls back each member by itself: a request that conflicts, or whose shared memory was
-// cut short, takes nothing from the others. Counts the results in `statistics`.
+// cut short, takes nothing from the others. Counts the results in `statistics`; those of a call in
+// pieces are counted when it ends, because pieces may share its tokens.
 void Settle(StepInFlight* step, const Outcome& outcome, std::chrono::milliseconds retry_delay,
             v1::Statistics* statistics) TRIBUTARY_LOCKED;
 

@@ -86,6 +86,7 @@ class StepRunner::StepOperation final : public Operation {
     StepMember& piece = split->piece;
     const StepPiece& cut = split->pieces[split->next];
     piece.request = PieceOf(member.request, cut);
+    piece.is_piece = true;
     piece.first_entry = cut.first_entry;
     piece.reservation = {.layer = member.reservation.layer, .group = member.reservation.group};
     piece.reservation.entries = piece.request.entries;
@@ -386,6 +387,10 @@ void StepRunner::OnPieceDone(const StepOperationPtr& operation,
     if (absl::Status lost = request.CheckResultsWhole(); !lost.ok()) results = lost;
   }
   const CriticalSection section(lock_);
+  // Whoever failed the calls that waited when it was deleted did not see this one either.
+  if (operation->cache->deleted) {
+    return EndPieces(operation.get(), NotFound("cache", operation->cache->name, "cache_id"));
+  }
   if (!results.ok()) return EndPieces(operation.get(), results.status());
   if (++split.next == split.pieces.size()) {
     return EndPieces(operation.get(), absl::OkStatus());
@@ -408,6 +413,7 @@ void StepRunner::EndPieces(StepOperation* operation, absl::Status status) {
   if (status.ok()) {
     split.reply.set_request_id(member.request.request_id);
     operation->cache->table.Commit(member.reservation);
+    CountCommitted(member, &statistics_);
     for (const StepReservation::Change& change : member.reservation.changes) {
       split.reply.add_lengths(change.length);
     }

@@ -169,6 +169,13 @@ absl::Status RangeSteps::CheckWhole(const AcceptedRange& accepted) {
 absl::Status RangeSteps::ReserveLayers(worker::StepKind kind, AcceptedRange* accepted) {
   const LayerRange& range = accepted->range;
   TRIBUTARY_RETURN_IF_ERROR(CheckWhole(*accepted));
+  for (size_t i = 0; i < accepted->entries.size(); ++i) {
+    const worker::StepEntry& entry = accepted->entries[i];
+    const Sequence* sequence = table_.Find(entry.sequence);
+    if (sequence == nullptr) continue;  // which Reserve tells
+    TRIBUTARY_RETURN_IF_ERROR(
+        CheckLayers(static_cast<int>(i), *sequence, range, entry.first_position));
+  }
   std::vector<StepReservation> reservations;
   absl::Status status;
   for (const GroupPages& pages : accepted->pages) {
@@ -183,11 +190,6 @@ absl::Status RangeSteps::ReserveLayers(worker::StepKind kind, AcceptedRange* acc
       break;
     }
     reservations.push_back(*std::move(reserved));
-  }
-  for (size_t i = 0; i < accepted->entries.size() && status.ok(); ++i) {
-    const worker::StepEntry& entry = accepted->entries[i];
-    status =
-        CheckLayers(static_cast<int>(i), *table_.Find(entry.sequence), range, entry.first_position);
   }
   if (!status.ok()) {
     for (const StepReservation& reservation : reservations) table_.Rollback(reservation);

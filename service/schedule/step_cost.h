@@ -20,7 +20,7 @@ namespace tributary::service {
 // Of one step.
 struct StepLimits {
   int64_t bytes = 0;  // of queries, results and new tokens, in f32
-  double flops = 0;   // of attention
+  double flops = 0;   // of attention, and of keeping new tokens
 };
 
 // What slow workers do together.

@@ -96,7 +96,7 @@ TEST(RpcErrors, AreTextForPeople) {
   EXPECT_EQ(StatusText(Unavailable("FORMING", "the group forms", milliseconds(200))),
             "UNAVAILABLE: the group forms (reason FORMING; retry after 200 ms)");
   EXPECT_EQ(StatusText(BeyondEnd("entries[0].first_position", 9, 4)),
-            "OUT_OF_RANGE: entries[0].first_position: 9 is beyond the 4 tokens held (reason "
+            "OUT_OF_RANGE: entries[0].first_position: position 9 is beyond the 4 tokens held (reason "
             "BEYOND_END, length 4)");
   absl::Status field = absl::InvalidArgumentError("must be 8");
   field.SetPayload(kFieldPayloadUrl, absl::Cord("q"));

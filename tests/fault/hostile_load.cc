@@ -72,6 +72,7 @@ ABSL_FLAG(int, attack, -1, "with --strike: the number of the attack; -1: all of 
 namespace tributary::test {
 namespace {
 
+using service::testing::AppendOf;
 using service::testing::AttendOf;
 using service::testing::QueryOf;
 using service::testing::SmallSpec;
@@ -120,6 +121,26 @@ void LongCall(Stub& stub, int thread) {
   v1::AttendReply reply;
   service::testing::Attend(stub, AttendOf(spec, cache, 1, 0, 1024), &reply);
   service::testing::Attend(stub, QueryOf(spec, cache, 1, 0, 1024), &reply);
+}
+
+// 9, 10: as many tokens per call as a message takes.
+void LongAppend(Stub& stub, int thread, int64_t blow) {
+  const std::string cache = "append" + std::to_string(thread);
+  constexpr int32_t kTokens = 1 << 15;
+  v1::CacheSpec spec = SmallSpec();
+  spec.set_capacity_tokens(2 * kTokens);
+  if (blow == 0) service::testing::CreateCache(stub, cache, spec);
+  const auto sequence = static_cast<uint64_t>(blow + 1);
+  service::testing::Open(stub, cache, sequence);
+  v1::AppendReply reply;
+  service::testing::Append(stub, AppendOf(spec, cache, sequence, 0, kTokens), &reply);
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::CloseSequenceRequest close;
+  close.set_cache_id(cache);
+  close.set_sequence_id(sequence);
+  v1::CloseSequenceReply closed;
+  stub.CloseSequence(&context, close, &closed);
 }
 
 // 8, 13: memory handed over that nobody registers, that is not sealed, and connections that say
@@ -301,6 +322,8 @@ std::vector<Attack> Attacks(const std::string& address) {
        [](Stub& stub, const Channel&, int, int64_t) { UnreadStream(stub); }},
       {"long calls (9, 10)",
        [](Stub& stub, const Channel&, int thread, int64_t) { LongCall(stub, thread); }},
+      {"long appends (9, 10)", [](Stub& stub, const Channel&, int thread,
+                                  int64_t blow) { LongAppend(stub, thread, blow); }},
       {"sequences and listings (12)",
        [](Stub& stub, const Channel&, int thread, int64_t blow) {
          TouchOthers(stub);

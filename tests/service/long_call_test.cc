@@ -99,6 +99,7 @@ class TurnsTest : public ::testing::TestWithParam<v1::DType> {
  protected:
   TurnsTest() {
     spec_.set_kv_dtype(GetParam());
+    spec_.set_capacity_tokens(int64_t{1} << 14);
     spec_.add_layer_specs()->mutable_window()->set_left(200);
     spec_.add_layer_specs();
     for (TestService* service : {&whole_, &turns_}) {
@@ -146,6 +147,22 @@ TEST_P(TurnsTest, PromptsRepeatsAndRowsHaveTheSameBytes) {
   EXPECT_EQ(whole.output().inline_(), turns.output().inline_());
 }
 
+// To keep many tokens takes the workers' time, too.
+TEST_P(TurnsTest, AppendsTakeTurns) {
+  const v1::AppendRequest append = AppendOf(spec_, "m", 2, 0, 12000);
+  const uint64_t before = turns_.Topology().statistics().steps();
+  v1::AppendReply appended;
+  ASSERT_TRUE(Append(turns_.stub(), append, &appended).ok());
+  EXPECT_EQ(appended.lengths(0), 12000);
+  EXPECT_GT(turns_.Topology().statistics().steps(), before + 1);
+  ASSERT_TRUE(Append(turns_.stub(), append, &appended).ok()) << "again";
+  ASSERT_TRUE(Append(whole_.stub(), append, &appended).ok());
+  v1::AttendReply whole, turns;
+  ASSERT_TRUE(Attend(whole_.stub(), AttendOf(spec_, "m", 2, 12000, 1), &whole).ok());
+  ASSERT_TRUE(Attend(turns_.stub(), AttendOf(spec_, "m", 2, 12000, 1), &turns).ok());
+  EXPECT_EQ(whole.output().inline_(), turns.output().inline_());
+}
+
 TEST_P(TurnsTest, SeveralEntriesHaveTheSameBytes) {
   v1::AttendRequest request = AttendOf(spec_, "m", 2, 0, 900);
   request.mutable_entries(0)->set_query_rows(600);
@@ -155,6 +172,21 @@ TEST_P(TurnsTest, SeveralEntriesHaveTheSameBytes) {
   second->set_query_rows(300);
   second->set_new_tokens(300);
   Both(request);
+}
+
+// Of a call in turns each token and row counts once, and none of one that is refused.
+TEST_P(TurnsTest, AreCountedAsOneCall) {
+  const auto counted = [&] { return turns_.Topology().statistics(); };
+  const v1::Statistics before = counted();
+  v1::AttendReply reply;
+  ASSERT_TRUE(Attend(turns_.stub(), AttendOf(spec_, "m", 2, 0, 700), &reply).ok());
+  const v1::Statistics once = counted();
+  EXPECT_GT(once.steps(), before.steps() + 3);
+  EXPECT_EQ(once.tokens_appended(), before.tokens_appended() + 700);
+  EXPECT_EQ(once.query_rows(), before.query_rows() + 700);
+  EXPECT_FALSE(Attend(turns_.stub(), AttendOf(spec_, "m", 2, 0, 700, 0, /*seed=*/2), &reply).ok());
+  EXPECT_EQ(counted().tokens_appended(), once.tokens_appended());
+  EXPECT_EQ(counted().query_rows(), once.query_rows());
 }
 
 // An entry that a later turn carries out is named as the call has it.

@@ -93,6 +93,20 @@ TEST_F(RangeStepsTest, LayersThatDisagreeAreRefusedWithTheirLengths) {
   EXPECT_THAT(table_.Find(1)->lengths, ElementsAre(10, 0, 0));
 }
 
+// Also where a layer that differs would be refused for what it holds.
+TEST_F(RangeStepsTest, LayersThatDisagreeAreSaidBeforeWhatEachOfThemHolds) {
+  Open(1);
+  AcceptedRange all = MustAccept({Rows(1, 0, 40)});
+  steps_.Settle(&all);
+  auto one = Accept({Rows(1, 40, 1)}, {}, {1, 1});
+  ASSERT_TRUE(one.ok()) << one.status();
+  steps_.Settle(&*one);
+  // Overlaps the end of layer 1.
+  const absl::Status refused = Accept({Rows(1, 40, 40)}).status();
+  EXPECT_TRUE(absl::IsOutOfRange(refused)) << refused;
+  EXPECT_EQ(FieldOf(refused), "entries[0].first_position");
+}
+
 TEST_F(RangeStepsTest, ARefusedStepChangesNothing) {
   Open(1);
   Open(2);

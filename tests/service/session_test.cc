@@ -233,7 +233,7 @@ TEST_F(SessionTest, ASessionThatCannotBeIsRefused) {
   refused([](auto* o) { o->set_max_steps(17); }, invalid, "open.max_steps");
   refused([](auto* o) { o->clear_q_dtype(); }, invalid, "open.q_dtype");
   refused([](auto* o) { o->clear_memory(); }, invalid, "open.memory");
-  refused([](auto* o) { o->set_cache_id("none"); }, StatusCode::NOT_FOUND, "cache_id");
+  refused([](auto* o) { o->set_cache_id("none"); }, StatusCode::NOT_FOUND, "open.cache_id");
 }
 
 TEST_F(SessionTest, StepsInFlightAreBounded) {

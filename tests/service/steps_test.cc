@@ -536,6 +536,22 @@ TEST_F(StepsTest, ATurnOfALongCallTakesNoRoomFromOthers) {
               ElementsAre(ElementsAre(1), ElementsAre(2)));
 }
 
+TEST_F(StepsTest, ALongCallWhoseCacheIsDeletedSaysSo) {
+  TearDown();
+  Begin({.pipeline_depth = 1, .max_step_bytes = 10 * kRowBytes});
+  group_->Hold();
+  Attend("long", AttendOf(spec_, "m", 1, 0, 35));
+  group_->WaitForHeld(1);
+  v1::DeleteCacheRequest request;
+  request.set_cache_id("m");
+  coordinator_->DeleteCache(request, {}, answers_->For<v1::DeleteCacheReply>("delete"));
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("delete").ok());
+  const absl::Status told = answers_->Wait("long");
+  EXPECT_EQ(told.code(), absl::StatusCode::kNotFound) << told;
+  EXPECT_EQ(tributary::FieldOf(told), "cache_id");
+}
+
 // Between its steps a long call waits as others do: its end does not depend on the workers.
 TEST_F(StepsTest, ALongCallEndsWithItsDeadlineItsCallerAndItsGroup) {
   TearDown();

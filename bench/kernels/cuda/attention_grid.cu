@@ -482,6 +482,8 @@ class Bench {
   void Store(const Case& c, const AttentionArgs& args, int32_t rows, std::byte* to) const {
     MergeArgs merge = ConversionOf(args.o, args.lse, rows, c.q_heads, c.kv.value_dim);
     SetOutput({.dtype = *bench_.output, .scale = 1.0f / 1024}, to, &merge);
+    merge.begins_early =
+        options_.begins_early && FeaturesOf(device_.compute_capability).early_launch;
     Check(LaunchMerge(merge, timer_.stream()));
   }
 

@@ -10,6 +10,7 @@
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/encode.cuh"
 #include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/ptx/quotient.cuh"
 #include "kernels/cuda/status.h"
 #include "kernels/half.h"
 #include "kernels/params.h"
@@ -115,12 +116,9 @@ struct RawElements {
   }
 };
 
-// Quotients rounded as division rounds them: a product with the inverse, corrected by what is left
-// of x (Markstein, "Computation of elementary functions on the IBM RISC System/6000"). Exact unless
-// something over- or underflows.
+// As QuickQuotient, and a zero keeps its sign.
 __device__ __forceinline__ float Quotient(float x, float scale, float inverse) {
-  const float q = x * inverse;
-  return copysignf(fmaf(fmaf(-q, scale, x), inverse, q), q);  // a zero keeps its sign
+  return copysignf(QuickQuotient(x, scale, inverse), x * inverse);
 }
 
 // Divides the thread's elements by the head's scale. Returns false for what this fast way cannot

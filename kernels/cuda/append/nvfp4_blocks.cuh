@@ -1,4 +1,4 @@
-// New numbers to codes of NVFP4, with the same bits as kernels/nvfp4.h gives, and where they go.
+// New numbers to codes of NVFP4 (ptx/encode_nvfp4.cuh), and where they go.
 //
 // Two threads have a block's 16 dimensions, eight each of every token, and the block's scale is the
 // larger one's.
@@ -8,34 +8,17 @@
 
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/layout/nvfp4_layout.h"
+#include "kernels/cuda/ptx/encode_nvfp4.cuh"
 #include "kernels/nvfp4.h"
 
 namespace tributary::cuda {
 
 inline constexpr int kNvfp4Dims = 8;  // of a thread
 
-// A thread's codes of a token, a nibble each, the first one lowest, and its block's scale.
-struct Nvfp4Codes {
-  uint32_t codes = 0;
-  uint8_t scale = 0;
-
-  __device__ uint32_t Code(int d) const { return codes >> 4 * d & 0xfu; }
-  // Code d, from its place in a page.
-  __device__ void Add(int d, const std::byte* plane, CodePlace place) {
-    codes |= CodeOfByte(static_cast<uint32_t>(plane[place.byte]), place.high) << 4 * d;
-  }
-};
-
-// Whether a block of these largest magnitude bits is divided by its divisor by a product and one
-// correction: nothing in between overflows, and what underflows is nothing beside 0.25, below which
-// a quotient becomes zero.
-__device__ __forceinline__ bool DividesQuickly(uint32_t largest, float divisor) {
-  return divisor > 0x1p-40f && divisor < 0x1p40f && largest < 0x5d800000u;  // 2^60
-}
-
-// Any number's code.
-static __device__ __noinline__ uint32_t CarefulElement(float x, float divisor) {
-  return Nvfp4Element(x, divisor);
+// Code d joins the others, from its place in a page.
+__device__ __forceinline__ void AddCode(int d, const std::byte* plane, CodePlace place,
+                                        Nvfp4Codes* x) {
+  x->codes |= CodeOfByte(static_cast<uint32_t>(plane[place.byte]), place.high) << 4 * d;
 }
 
 // Quantises eight of the 16 numbers of a block. The thread with the others is `other_lane` away
@@ -43,28 +26,8 @@ static __device__ __noinline__ uint32_t CarefulElement(float x, float divisor) {
 __device__ __forceinline__ Nvfp4Codes QuantizeBlock(const float (&x)[kNvfp4Dims],
                                                     float tensor_scale, uint32_t pair,
                                                     int other_lane) {
-  uint32_t largest = 0;
-#pragma unroll
-  for (const float number : x) largest = max(largest, MagnitudeBits(number));
-  largest = max(largest, __shfl_xor_sync(pair, largest, other_lane));
-  Nvfp4Codes block;
-  block.scale = Nvfp4BlockScale(largest, tensor_scale);
-  const float divisor = Nvfp4Divisor(block.scale, tensor_scale);
-  if (DividesQuickly(largest, divisor)) {
-    const float inverse = __frcp_rn(divisor);
-#pragma unroll
-    for (int d = 0; d < kNvfp4Dims; ++d) {
-      // Rounded as division rounds it; see Quotient in append.cu.
-      const float q = x[d] * inverse;
-      const float quotient = fmaf(fmaf(-q, divisor, x[d]), inverse, q);
-      const uint32_t sign = __float_as_uint(x[d]) >> 28 & 0x8u;
-      block.codes |= ((Float4E2M1FromFloat(quotient) & 0x7u) | sign) << 4 * d;
-    }
-  } else {
-#pragma unroll
-    for (int d = 0; d < kNvfp4Dims; ++d) block.codes |= CarefulElement(x[d], divisor) << 4 * d;
-  }
-  return block;
+  const uint32_t largest = LargestMagnitude(x);
+  return EncodeNvfp4(x, max(largest, __shfl_xor_sync(pair, largest, other_lane)), tensor_scale);
 }
 
 // The lanes whose numbers have this bit flipped, and this lane.
@@ -101,7 +64,7 @@ class Nvfp4Address {
     Nvfp4Codes x;
 #pragma unroll
     for (int i = 0; i < kNvfp4Dims; ++i) {
-      x.Add(i, plane, Nvfp4KeyPlace(token, d + i, args_.geometry.key_dim));
+      AddCode(i, plane, Nvfp4KeyPlace(token, d + i, args_.geometry.key_dim), &x);
     }
     x.scale = static_cast<uint8_t>(plane[Nvfp4KeyScale(token, d, args_.geometry.key_dim)]);
     return x;
@@ -114,7 +77,7 @@ class Nvfp4Address {
     Nvfp4Codes x;
 #pragma unroll
     for (int i = 0; i < kNvfp4Dims; ++i) {
-      x.Add(i, plane, Nvfp4ValuePlace(token, d + i, args_.geometry.value_dim));
+      AddCode(i, plane, Nvfp4ValuePlace(token, d + i, args_.geometry.value_dim), &x);
     }
     x.scale = static_cast<uint8_t>(plane[Nvfp4ValueScale(token, d, args_.geometry.value_dim)]);
     return x;

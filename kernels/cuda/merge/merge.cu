@@ -2,10 +2,14 @@
 
 #include <string>
 
+#include "base/cuda/early_launch.cuh"
 #include "kernels/cuda/dispatch.h"
+#include "kernels/cuda/launch/grid.h"
 #include "kernels/cuda/launch/load_kernels.h"
 #include "kernels/cuda/merge/merge.h"
 #include "kernels/cuda/ptx/encode.cuh"
+#include "kernels/cuda/ptx/encode_nvfp4.cuh"
+#include "kernels/cuda/ptx/quotient.cuh"
 #include "kernels/cuda/status.h"
 #include "kernels/lse.h"
 #include "kernels/nvfp4.h"
@@ -15,6 +19,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kDims = 4;  // of a thread
+// Neighbouring threads that hold a block of NVFP4 between them.
+constexpr int kBlockThreads = kNvfp4Block / kDims;
 
 template <DType kOut>
 __device__ __forceinline__ void Store(void* out, size_t element, const float (&x)[kDims]) {
@@ -31,28 +37,45 @@ __device__ __forceinline__ void Store(void* out, size_t element, const float (&x
   }
 }
 
-// The lanes of four neighbouring threads, who hold a block of NVFP4 between them.
-__device__ __forceinline__ unsigned BlockLanes() { return 0xfu << (threadIdx.x % 32 & ~3u); }
+// Divides any numbers.
+__device__ __noinline__ float4 CarefulQuotients(float4 x, float divisor) {
+  return make_float4(x.x / divisor, x.y / divisor, x.z / divisor, x.w / divisor);
+}
 
-// Like Store, of a block's quarter: the same operations as cpu::StoreOutput. The first thread of
-// the block stores its scale. All four come here.
-__device__ __forceinline__ void StoreNvfp4(const MergeArgs& args, bool alive, size_t element,
-                                           const float (&x)[kDims]) {
-  uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < kDims; ++i) largest = max(largest, MagnitudeBits(x[i]));
-  largest = max(largest, __shfl_xor_sync(BlockLanes(), largest, 1));
-  largest = max(largest, __shfl_xor_sync(BlockLanes(), largest, 2));
-  if (!alive) return;
-  const uint8_t scale = Nvfp4BlockScale(largest, args.out_scale);
-  const float divisor = Nvfp4Divisor(scale, args.out_scale);
-  uint32_t codes = 0;
-#pragma unroll
-  for (int i = 0; i < kDims; ++i) {
-    codes |= uint32_t{Nvfp4Element(x[i], divisor)} << (4 * i);
+// Divides what is going to be rounded to FP8.
+__device__ __forceinline__ void Divide(float divisor, float (&x)[kDims]) {
+  if (!DividesQuickly(LargestMagnitude(x), divisor)) {
+    const float4 quotients = CarefulQuotients(make_float4(x[0], x[1], x[2], x[3]), divisor);
+    x[0] = quotients.x;
+    x[1] = quotients.y;
+    x[2] = quotients.z;
+    x[3] = quotients.w;
+    return;
   }
-  static_cast<uint16_t*>(args.out)[element / kDims] = static_cast<uint16_t>(codes);
-  if (threadIdx.x % 4 == 0) args.out_block_scales[element / kNvfp4Block] = scale;
+  const float inverse = QuickInverse(divisor);
+#pragma unroll
+  for (float& number : x) number = copysignf(QuickQuotient(number, divisor, inverse), number);
+}
+
+// The lanes of the threads that hold this thread's block.
+__device__ __forceinline__ unsigned BlockLanes() {
+  unsigned lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return ((1u << kBlockThreads) - 1) << (lane / kBlockThreads * kBlockThreads);
+}
+
+// Like Store, of part of an NVFP4 block. The threads that hold the block between them all come
+// here.
+__device__ __forceinline__ void StoreNvfp4(const MergeArgs& args, size_t element,
+                                           const float (&x)[kDims]) {
+  uint32_t largest = LargestMagnitude(x);
+#pragma unroll
+  for (int other = 1; other < kBlockThreads; other *= 2) {
+    largest = max(largest, __shfl_xor_sync(BlockLanes(), largest, other));
+  }
+  const Nvfp4Codes block = EncodeNvfp4(x, largest, args.out_scale);
+  static_cast<uint16_t*>(args.out)[element / kDims] = static_cast<uint16_t>(block.codes);
+  if (threadIdx.x % kBlockThreads == 0) args.out_block_scales[element / kNvfp4Block] = block.scale;
 }
 
 // Elements [element, element + kDims) of a source.
@@ -70,17 +93,64 @@ __device__ __forceinline__ float4 Load(const void* o, DType type, size_t element
   return make_float4(low.x, low.y, high.x, high.y);
 }
 
-// value_dim / 4 neighbouring threads merge one head of one row. Each of them reads all sources
-// before any of them writes, so that the result may lie where a source does.
+// Stores a thread's numbers as elements of the result.
+template <DType kOut>
+__device__ __forceinline__ void StoreResult(const MergeArgs& args, size_t element,
+                                            float (&x)[kDims]) {
+  if constexpr (kOut == DType::kNvfp4) {
+    StoreNvfp4(args, element, x);
+  } else {
+    if constexpr (IsFp8(kOut)) Divide(args.out_scale, x);
+    Store<kOut>(args.out, element, x);
+  }
+}
+
+// How threads of ConvertKernel find their rows. (To divide takes as long as all the rest.)
+struct RowsOfBlock {
+  uint32_t threads = 1;  // of a head of a row
+  uint32_t rows = 1;
+  uint32_t inverse = 0;  // 2^16 / threads, rounded up: thread * inverse / 2^16 is its row
+
+  explicit RowsOfBlock(uint32_t value_dim)
+      : threads(value_dim / kDims), rows(kThreads / threads), inverse(65535 / threads + 1) {}
+};
+
+// A merge of one source in f32 whose rows are the result's, without sinks: the source itself, in
+// another type. It is behind nearly every call, its code has left the caches by then, and to bring
+// that back takes longer than all that it does. So there is little of it. value_dim / 4
+// neighbouring threads take one head of one row, and a block has whole ones.
+template <DType kOut>
+__global__ void __launch_bounds__(kThreads)
+    ConvertKernel(const __grid_constant__ MergeArgs args, const RowsOfBlock of_block) {
+  const uint32_t row = threadIdx.x * of_block.inverse >> 16;
+  const uint32_t at = blockIdx.x * of_block.rows + row;
+  WaitForLaunchesAhead();
+  LetNextLaunchBegin();
+  if (at >= static_cast<uint32_t>(args.rows) * args.heads) return;
+  const size_t element = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) * kDims;
+  const float lse = args.lse[0][at];
+  float4 o = *reinterpret_cast<const float4*>(static_cast<const float*>(args.o[0]) + element);
+  if (lse == -INFINITY) o = {};  // there is no output without keys, whatever lies there
+  float x[kDims] = {o.x, o.y, o.z, o.w};
+  StoreResult<kOut>(args, element, x);
+  const bool first = threadIdx.x == row * of_block.threads;
+  if (first && args.lse_out != nullptr) args.lse_out[at] = lse;
+}
+
+// value_dim / 4 neighbouring threads merge one head of one row, and a block has whole ones. Each of
+// them reads all sources before any of them writes, so that the result may lie where a source does.
 template <DType kOut>
 __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ MergeArgs args) {
   const int threads = args.value_dim / kDims;
-  const int64_t unit = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t at = unit / threads;
-  const int d = static_cast<int>(unit % threads) * kDims;
-  const bool alive = at < int64_t{args.rows} * args.heads;
+  const int of_block = static_cast<int>(threadIdx.x) / threads;
+  const int d = (static_cast<int>(threadIdx.x) - of_block * threads) * kDims;
+  // Of [rows, heads], which no GPU's memory holds 2^31 of.
+  const uint32_t at = blockIdx.x * (blockDim.x / threads) + of_block;
+  const bool alive = at < static_cast<uint32_t>(args.rows) * args.heads;
   const int64_t row = at / args.heads;
   const int64_t head = at - row * args.heads;
+  WaitForLaunchesAhead();
+  LetNextLaunchBegin();
   UnionLse<float> of_all;
   for (int s = 0; alive && s < args.sources; ++s) {
     of_all.See(args.lse[s][row * args.source_heads[s] + head]);
@@ -88,10 +158,11 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   float x[kDims] = {};
   for (int s = 0; alive && s < args.sources; ++s) {
     const int64_t from = row * args.source_heads[s] + head;
-    const float weight = of_all.WeightOf(args.lse[s][from]);
-    // A source without keys is left out altogether: nothing is asked of its output.
-    if (weight == 0.0f) continue;
+    // Asked for before it is known whether it counts: one wait instead of two.
     const float4 o = Load(args.o[s], args.source_dtype, from * args.value_dim + d);
+    const float weight = of_all.WeightOf(args.lse[s][from]);
+    // A source without keys is left out altogether, whatever its output is.
+    if (weight == 0.0f) continue;
     of_all.Add(weight);
     x[0] += weight * o.x;
     x[1] += weight * o.y;
@@ -104,28 +175,31 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
     scale *= SinkScale(lse, args.sinks[head]);
   }
 #pragma unroll
-  for (int i = 0; i < kDims; ++i) {
-    x[i] *= scale;
-    if (kOut != DType::kNvfp4 && args.out_scale != 1.0f) x[i] /= args.out_scale;
-  }
+  for (float& number : x) number *= scale;
   __syncthreads();  // lse_out may be a source, read by the other threads of the row
+  if (!alive) return;
   const int64_t to = row * args.out_heads + head;
-  if constexpr (kOut == DType::kNvfp4) {
-    StoreNvfp4(args, alive, to * args.value_dim + d, x);
-  } else if (alive) {
-    Store<kOut>(args.out, to * args.value_dim + d, x);
-  }
-  if (alive && d == 0 && args.lse_out != nullptr) args.lse_out[to] = lse;
+  StoreResult<kOut>(args, to * args.value_dim + d, x);
+  if (d == 0 && args.lse_out != nullptr) args.lse_out[to] = lse;
+}
+
+// Whether ConvertKernel does it.
+bool IsConversion(const MergeArgs& args) {
+  return args.sources == 1 && args.source_dtype == DType::kF32 && args.sinks == nullptr &&
+         args.source_heads[0] == args.heads && args.out_heads == args.heads;
 }
 
 template <DType kOut>
 Status Run(const MergeArgs& args, cudaStream_t stream) {
   // Whole rows to a block, so that its barrier is a barrier of the row.
-  const int threads = args.value_dim / kDims;
-  const int block = kThreads / threads * threads;
-  const int64_t units = int64_t{args.rows} * args.heads * threads;
-  MergeKernel<kOut><<<static_cast<unsigned>((units + block - 1) / block), block, 0, stream>>>(args);
-  return CudaStatus(cudaGetLastError(), "merge kernel");
+  const RowsOfBlock of_block(static_cast<uint32_t>(args.value_dim));
+  const int64_t blocks = (int64_t{args.rows} * args.heads + of_block.rows - 1) / of_block.rows;
+  const Grid grid{.clusters = static_cast<int32_t>(blocks), .begins_early = args.begins_early};
+  const int threads = static_cast<int>(of_block.rows * of_block.threads);
+  return CudaStatus(IsConversion(args)
+                        ? LaunchGrid(ConvertKernel<kOut>, args, grid, threads, 0, stream, of_block)
+                        : LaunchGrid(MergeKernel<kOut>, args, grid, threads, 0, stream),
+                    "merge kernel");
 }
 
 Status TooFewHeads(const std::string& field, int32_t given, int32_t heads) {
@@ -173,7 +247,13 @@ Status LoadMergeKernels() {
                                  reinterpret_cast<const void*>(MergeKernel<DType::kF16>),
                                  reinterpret_cast<const void*>(MergeKernel<DType::kFp8E4M3>),
                                  reinterpret_cast<const void*>(MergeKernel<DType::kFp8E5M2>),
-                                 reinterpret_cast<const void*>(MergeKernel<DType::kNvfp4>)};
+                                 reinterpret_cast<const void*>(MergeKernel<DType::kNvfp4>),
+                                 reinterpret_cast<const void*>(ConvertKernel<DType::kF32>),
+                                 reinterpret_cast<const void*>(ConvertKernel<DType::kBf16>),
+                                 reinterpret_cast<const void*>(ConvertKernel<DType::kF16>),
+                                 reinterpret_cast<const void*>(ConvertKernel<DType::kFp8E4M3>),
+                                 reinterpret_cast<const void*>(ConvertKernel<DType::kFp8E5M2>),
+                                 reinterpret_cast<const void*>(ConvertKernel<DType::kNvfp4>)};
   return LoadKernels(kernels, "the merge");
 }
 

@@ -32,10 +32,12 @@ struct MergeArgs {
   // row.
   void* out = nullptr;
   DType out_dtype = DType::kF32;  // f32, bf16, f16, fp8_e4m3, fp8_e5m2 or nvfp4
-  float out_scale = 1.0f;         // stored = real / out_scale; FP8 saturates; of NVFP4 the tensor's
+  float out_scale = 1.0f;  // of FP8: stored = real / out_scale, saturated; of NVFP4 the tensor's
   // Of NVFP4 (kernels/nvfp4.h; value_dim a multiple of 16): [rows, out_heads, value_dim / 16].
   uint8_t* out_block_scales = nullptr;
   float* lse_out = nullptr;  // [rows, heads] or nullptr; LSE without the sink; may be a source
+  // On sm_90 and later: the launch begins while the one ahead of it ends.
+  bool begins_early = false;
 };
 
 // Of one source in f32, o: [rows, heads, value_dim] and lse: [rows, heads]. Such a merge converts a

@@ -1,6 +1,7 @@
 // From float to stored elements, with the same bits as kernels/float8.h and kernels/half.h give.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 #include <cstdint>
@@ -18,12 +19,14 @@ __device__ __forceinline__ uint32_t Encode(float x) {
   if constexpr (kType == DType::kBf16) return Bf16FromFloat(x);
   if constexpr (kType == DType::kF16) return F16FromFloat(x);
 #if __CUDA_ARCH__ >= 890
-  if (x == x) {
-    constexpr auto kFormat = kType == DType::kFp8E4M3 ? __NV_E4M3 : __NV_E5M2;
-    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kFormat);
-  }
-#endif
+  constexpr auto kFormat = kType == DType::kFp8E4M3 ? __NV_E4M3 : __NV_E5M2;
+  constexpr uint32_t kNan =
+      kType == DType::kFp8E4M3 ? Float8E4M3Format::kNan : Float8E5M2Format::kNan;
+  const uint32_t number = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, kFormat);
+  return x == x ? number : (__float_as_uint(x) >> 24 & 0x80u) | kNan;
+#else
   return kType == DType::kFp8E4M3 ? Float8E4M3FromFloat(x) : Float8E5M2FromFloat(x);
+#endif
 }
 
 // Two floats rounded to e4m3; `low` in the low byte. A NaN may lose its sign.
@@ -34,6 +37,17 @@ __device__ __forceinline__ uint32_t PackE4M3(float low, float high) {
   return y;
 #else
   return Encode<DType::kFp8E4M3>(low) | Encode<DType::kFp8E4M3>(high) << 8;
+#endif
+}
+
+// The e4m3 number in the low byte.
+__device__ __forceinline__ float WidenE4M3(uint32_t stored) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(stored)));
+  return __half2float(__ushort_as_half(static_cast<uint16_t>(halves)));
+#else
+  return FloatFromFloat8E4M3(static_cast<uint8_t>(stored));
 #endif
 }
 

@@ -225,6 +225,7 @@ absl::Status CudaOperations::Merge(int32_t rows, int32_t heads, const float* sin
   args.sinks = sinks;
   args.out = out.o;
   args.lse_out = out.lse;
+  args.begins_early = launches_begin_early();
   return ToAbsl(cuda::LaunchMerge(args, stream_));
 }
 

@@ -35,7 +35,10 @@ absl::Status CudaOperations::EnqueueRegionInputs() {
 
 // A launch that converts rows of the result, which lie on the device.
 cuda::MergeArgs CudaOperations::ConversionOf(Partial rows, int32_t count) const {
-  return cuda::ConversionOf(rows.o, rows.lse, count, geometry_.q_heads, geometry_.kv.value_dim);
+  cuda::MergeArgs args =
+      cuda::ConversionOf(rows.o, rows.lse, count, geometry_.q_heads, geometry_.kv.value_dim);
+  args.begins_early = launches_begin_early();
+  return args;
 }
 
 absl::Status CudaOperations::EnqueueOutputs() {

@@ -408,6 +408,7 @@ absl::Status CudaSession::LaunchLayer(Layer& layer) {
       layer.step.plan.query_rows, geometry.q_heads, geometry.kv.value_dim);
   args.out = slot + command_.layout.output;
   args.out_dtype = command_.output_dtype;
+  args.begins_early = early_launch_;
   if (command_.return_lse) args.lse_out = reinterpret_cast<float*>(slot + command_.layout.lse);
   return ToAbsl(cuda::LaunchMerge(args, memory_->stream()));
 }
