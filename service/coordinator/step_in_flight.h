@@ -26,7 +26,7 @@ struct StepMember {
   // Where the request is a piece of a call: which of the call's entries its first one is part of.
   bool is_piece = false;
   int32_t first_entry = 0;
-  absl::Status settled;         // what the caller is told, once the step is over
+  absl::Status settled;  // what the caller is told, once the step is over
 };
 
 // Written under the lock until the command is queued, by the thread that builds the command, and by

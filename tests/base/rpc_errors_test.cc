@@ -95,9 +95,10 @@ TEST(RpcErrors, AreTextForPeople) {
   EXPECT_EQ(StatusText(absl::UnknownError("")), "UNKNOWN");
   EXPECT_EQ(StatusText(Unavailable("FORMING", "the group forms", milliseconds(200))),
             "UNAVAILABLE: the group forms (reason FORMING; retry after 200 ms)");
-  EXPECT_EQ(StatusText(BeyondEnd("entries[0].first_position", 9, 4)),
-            "OUT_OF_RANGE: entries[0].first_position: position 9 is beyond the 4 tokens held (reason "
-            "BEYOND_END, length 4)");
+  EXPECT_EQ(
+      StatusText(BeyondEnd("entries[0].first_position", 9, 4)),
+      "OUT_OF_RANGE: entries[0].first_position: position 9 is beyond the 4 tokens held (reason "
+      "BEYOND_END, length 4)");
   absl::Status field = absl::InvalidArgumentError("must be 8");
   field.SetPayload(kFieldPayloadUrl, absl::Cord("q"));
   EXPECT_EQ(StatusText(field), "INVALID_ARGUMENT: must be 8 (field q)");

@@ -98,10 +98,10 @@ TEST_F(RangeStepsTest, LayersThatDisagreeAreSaidBeforeWhatEachOfThemHolds) {
   Open(1);
   AcceptedRange all = MustAccept({Rows(1, 0, 40)});
   steps_.Settle(&all);
-  auto one = Accept({Rows(1, 40, 1)}, {}, {1, 1});
+  auto one = Accept({Rows(1, 40, 1)}, {}, {0, 1});
   ASSERT_TRUE(one.ok()) << one.status();
   steps_.Settle(&*one);
-  // Overlaps the end of layer 1.
+  // Overlaps the end of layer 0.
   const absl::Status refused = Accept({Rows(1, 40, 40)}).status();
   EXPECT_TRUE(absl::IsOutOfRange(refused)) << refused;
   EXPECT_EQ(FieldOf(refused), "entries[0].first_position");
