@@ -6,6 +6,7 @@
 // after a failure.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -219,6 +220,10 @@ struct StepEntry {
 
   // The position of its first row.
   int64_t first_row_position() const { return first_position + first_row; }
+  // How many of the new tokens the step writes, or compares: those from number first_row on.
+  int32_t kept_tokens() const {
+    return query_rows == 0 ? new_tokens : std::min(query_rows, new_tokens);
+  }
 };
 
 // Where one tensor of a result goes: nowhere, or to one of three places.

@@ -15,9 +15,7 @@ class GivenBack {
   GivenBack(std::shared_ptr<ShardMemory> memory, std::shared_ptr<HostMemoryLedger> ledger)
       : memory_(std::move(memory)), returning_(std::move(ledger), memory_->bytes()) {}
   ~GivenBack() {
-    for (size_t piece = 0; piece < memory_->pieces(); ++piece) {
-      returning_.Returned(memory_->GivePieceBack(piece));
-    }
+    memory_->GiveBack([this](size_t bytes) { returning_.Returned(bytes); });
   }
   GivenBack(const GivenBack&) = delete;
   GivenBack& operator=(const GivenBack&) = delete;

@@ -86,8 +86,7 @@ class Planner {
   // Whether this step writes or compares token i of an entry. Of several steps of its rows each
   // does so with those at the positions of its own, so that none takes much longer than the others.
   static bool Keeps(const StepEntry& entry, int32_t i) {
-    return entry.query_rows == 0 ||
-           (i >= entry.first_row && i < entry.first_row + entry.query_rows);
+    return i >= entry.first_row && i < entry.first_row + entry.kept_tokens();
   }
 
   // Whether any row may see the tokens of its entry as they came, beside the cache.

@@ -68,15 +68,16 @@ size_t ShardMemory::TakePiece(size_t piece) const {
   return bytes;
 }
 
-size_t ShardMemory::GivePieceBack(size_t piece) const {
-  const size_t bytes = BytesOfPiece(piece);
-  madvise(data_ + piece * kPieceBytes, bytes, MADV_DONTNEED);
-  return bytes;
+void ShardMemory::GiveBack(absl::FunctionRef<void(size_t bytes)> given) {
+  for (; given_back_ < pieces(); ++given_back_) {
+    const size_t bytes = BytesOfPiece(given_back_);
+    madvise(data_ + given_back_ * kPieceBytes, bytes, MADV_DONTNEED);
+    given(bytes);
+  }
 }
 
 ShardMemory::~ShardMemory() {
-  // Piece by piece, so that nobody who maps memory waits for all of it.
-  for (size_t piece = 0; piece < pieces(); ++piece) GivePieceBack(piece);
+  GiveBack([](size_t) {});
   munmap(mapping_, mapped_);
 }
 

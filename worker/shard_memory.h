@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "worker/backend.h"
 
@@ -29,8 +30,10 @@ class ShardMemory {
   // read or written otherwise before all pieces are taken.
   size_t pieces() const { return (bytes_ + kPieceBytes - 1) / kPieceBytes; }
   size_t TakePiece(size_t piece) const;
-  // Gives the memory of a piece back, and keeps its addresses; returns the piece's bytes.
-  size_t GivePieceBack(size_t piece) const;
+  // Gives the memory back, piece by piece, so that nobody who maps memory meanwhile waits for all
+  // of it. Calls `given` behind each piece, with the piece's bytes. For the last user, as the
+  // destructor, which does the same where this was not called.
+  void GiveBack(absl::FunctionRef<void(size_t bytes)> given);
 
  private:
   static constexpr size_t kPieceBytes = size_t{2} << 20;  // a huge page
@@ -46,6 +49,7 @@ class ShardMemory {
   const size_t bytes_;
   const PageFill fill_;
   std::byte* const data_;  // where the first page begins
+  size_t given_back_ = 0;  // pieces
 };
 
 }  // namespace tributary::worker

@@ -23,8 +23,8 @@ struct StepMember {
   StepRequest request;
   Done<v1::AttendReply> done;
   StepReservation reservation;  // from the beginning of the step on
-  // Where the request is a piece of a call: which of the call's entries its first one is part of.
-  bool is_piece = false;
+  bool is_piece = false;        // of a call that has several steps
+  // The number, in the call, of the entry that the request's first one is, or is a part of.
   int32_t first_entry = 0;
   absl::Status settled;  // what the caller is told, once the step is over
 };
@@ -34,7 +34,7 @@ struct StepMember {
 struct StepInFlight {
   CachePtr cache;
   uint64_t epoch = 0;
-  double flops = 0;           // of its attention
+  double flops = 0;           // StepCost
   bool turn_of_long = false;  // whether a call is in it that takes turns with others
   StepRecord record;
   std::vector<worker::Standing> standings;  // what the workers are told with the step

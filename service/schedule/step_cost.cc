@@ -25,11 +25,6 @@ double PairsOf(const worker::StepEntry& entry, int64_t window_left) {
   return std::min(all, rows * (static_cast<double>(window_left) + 1 + rows));
 }
 
-// Tokens of the entry that its step keeps (StepEntry::first_row).
-int32_t KeptBy(const worker::StepEntry& entry) {
-  return entry.query_rows == 0 ? entry.new_tokens : std::min(entry.query_rows, entry.new_tokens);
-}
-
 }  // namespace
 
 double FlopsPerSecond(worker::Device device, int ranks) {
@@ -57,7 +52,7 @@ StepCost CostOf(const worker::LayerGeometry& geometry, int64_t window_left,
     cost.bytes +=
         static_cast<int64_t>(sizeof(float)) * (entry.query_rows * row + entry.new_tokens * token);
     cost.flops += 2.0 * static_cast<double>(row) * PairsOf(entry, window_left) +
-                  kFlopsPerKept * static_cast<double>(token) * KeptBy(entry);
+                  kFlopsPerKept * static_cast<double>(token) * entry.kept_tokens();
   }
   return cost;
 }

@@ -26,9 +26,9 @@ class TurnLength {
   // A call is remembered for `memory` at least, and for twice as long at most. 0: no call is.
   explicit TurnLength(Clock::duration memory) : memory_(memory) {}
 
-  // A call with so much attention to compute has come.
+  // A call of so much work (StepCost::flops) has come.
   void OnCall(Clock::time_point now, double flops);
-  // The workers spent so long on a step of this kind, of so much attention. `flops_per_second` is
+  // The workers spent so long on a step of this kind, of so much work. `flops_per_second` is
   // what slow workers do together, and is assumed until a step of the kind has shown better. Short
   // steps show nothing: most of their time is spent on other things.
   void OnStep(worker::StepKind kind, double flops, double seconds, double flops_per_second);

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/nvfp4.h"
+
 namespace tributary::cuda {
 
 // The bits of the largest magnitude of a thread's numbers; NaN is larger than any number.
@@ -10,7 +12,7 @@ template <int kCount>
 __device__ __forceinline__ uint32_t LargestMagnitude(const float (&x)[kCount]) {
   uint32_t largest = 0;
 #pragma unroll
-  for (const float number : x) largest = max(largest, __float_as_uint(number) & 0x7fffffffu);
+  for (const float number : x) largest = max(largest, MagnitudeBits(number));
   return largest;
 }
 
