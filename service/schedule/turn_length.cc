@@ -15,12 +15,9 @@ constexpr double kFastest = 1.0 / 100;
 }  // namespace
 
 void TurnLength::OnCall(Clock::time_point now, double flops) {
-  if (memory_.count() == 0) return;
-  if (last_.least == kNone || now - last_.begin >= memory_) {
-    before_ = last_;
-    last_ = {.begin = now};
-  }
-  last_.least = std::min(last_.least, flops);
+  if (!shortest_.remembers()) return;
+  double& least = shortest_.Now(now).flops;
+  least = std::min(least, flops);
 }
 
 double TurnLength::SecondsPerFlop(worker::StepKind kind, double flops_per_second) const {
@@ -40,8 +37,9 @@ void TurnLength::OnStep(worker::StepKind kind, double flops, double seconds,
 double TurnLength::FlopsOfTurn(worker::StepKind kind, Clock::time_point now,
                                double flops_per_second) const {
   double least = kNone;
-  if (now - last_.begin < 2 * memory_) least = last_.least;
-  if (now - before_.begin < 2 * memory_) least = std::min(least, before_.least);
+  for (const Shortest* span : {shortest_.last(now), shortest_.before(now)}) {
+    if (span != nullptr) least = std::min(least, span->flops);
+  }
   if (least == kNone) return kNone;
   return std::max(least, kTurnSeconds / SecondsPerFlop(kind, flops_per_second));
 }

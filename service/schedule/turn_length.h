@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "service/schedule/recent.h"
 #include "worker/command.h"
 
 namespace tributary::service {
@@ -24,7 +25,7 @@ class TurnLength {
   static constexpr std::chrono::microseconds kTurn{250};
 
   // A call is remembered for `memory` at least, and for twice as long at most. 0: no call is.
-  explicit TurnLength(Clock::duration memory) : memory_(memory) {}
+  explicit TurnLength(Clock::duration memory) : shortest_(memory) {}
 
   // A call of so much work (StepCost::flops) has come.
   void OnCall(Clock::time_point now, double flops);
@@ -40,17 +41,14 @@ class TurnLength {
  private:
   static constexpr double kNone = std::numeric_limits<double>::infinity();
 
-  // A span of memory_, and the least work of the calls that came in it.
-  struct Span {
-    Clock::time_point begin;
-    double least = kNone;
+  // The least work of the calls that came.
+  struct Shortest {
+    double flops = kNone;
   };
 
   double SecondsPerFlop(worker::StepKind kind, double flops_per_second) const;
 
-  const Clock::duration memory_;
-  Span last_;
-  Span before_;  // it ended when last_ began, or earlier
+  Recent<Shortest> shortest_;
   // By kind, as steps have shown; 0: none has. Kinds differ by more than a factor of two.
   std::array<double, worker::kStepKinds> seconds_per_flop_ = {};
 };
