@@ -35,8 +35,8 @@ struct CoordinatorOptions {
   // one.
   int pipeline_depth = 2;
   std::chrono::milliseconds step_timeout{30'000};
-  // For how long a short call that has come makes longer ones take turns (TurnLength); 0: not at
-  // all.
+  // For how long a short call that has come makes longer ones take turns (TurnLength), and a caller
+  // with few calls at a time those who have many (CallerShare); 0: not at all.
   std::chrono::milliseconds turn_memory{20};
   // No call waits longer than this, whatever its own deadline is.
   std::chrono::milliseconds max_call_timeout{300'000};

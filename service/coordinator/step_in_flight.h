@@ -34,8 +34,9 @@ struct StepMember {
 struct StepInFlight {
   CachePtr cache;
   uint64_t epoch = 0;
-  double flops = 0;           // StepCost
-  bool turn_of_long = false;  // whether a call is in it that takes turns with others
+  double flops = 0;  // StepCost
+  // Whether it is a turn: of a long call, or of a caller that has many calls at a time.
+  bool is_turn = false;
   StepRecord record;
   std::vector<worker::Standing> standings;  // what the workers are told with the step
   std::vector<worker::StepOutput> outputs;  // the command's, for the members that attend

@@ -53,16 +53,22 @@ class StepRunner::StepOperation final : public Operation {
   void OnTurn() override TRIBUTARY_LOCKED {
     const StepCost cost = runner_.CostOf(*this);
     runner_.turns_.OnCall(accepted, cost.flops);
-    Gather(accepted, cost.Share(runner_.limits()), runner_.TakesTurns(*this, cost, accepted));
+    // What takes turns holds nobody up by being long.
+    const bool in_turns = runner_.TakesTurns(*this, cost, accepted);
+    const double turns = in_turns ? 0 : cost.flops / runner_.FlopsOfTurn(*this, accepted);
+    Gather(accepted, cost.Share(runner_.limits()), turns, in_turns);
   }
   // Waits in the batcher; `share`: of what a step may take, more than 1 for a step of its own.
-  void Gather(Clock::time_point arrival, double share, bool in_turns) TRIBUTARY_LOCKED {
+  // `turns`: how many turns its attention takes.
+  void Gather(Clock::time_point arrival, double share, double turns,
+              bool in_turns) TRIBUTARY_LOCKED {
     const StepRequest& request = member.request;
     runner_.batcher_.Add(request.key, {.request = this,
                                        .rows = request.rows(),
                                        .entries = static_cast<int32_t>(request.entries.size()),
                                        .arrival = arrival,
                                        .share = share,
+                                       .turns = turns + CallerShare::kOfACall,
                                        .in_turns = in_turns,
                                        .yield = request.yield,
                                        .caller = call.caller});
@@ -134,7 +140,7 @@ StepRunner::StepRunner(const CoordinatorOptions& options, Observer& observer, Co
       caches_(caches),
       regions_(regions),
       group_(group),
-      batcher_(options.batch),
+      batcher_(options.batch, options.turn_memory),
       turns_(options.turn_memory) {}
 
 // ------------------------------------------------------------------------------------- admission
@@ -234,6 +240,7 @@ int StepRunner::BeginStep(const Batcher::Batch& batch) {
   const auto step = std::make_shared<StepInFlight>();
   step->epoch = serving_.epoch();
   step->record.begun = now;
+  step->is_turn = batch.is_turn;
   StepCost cost;
   int failed = 0;
   for (void* request : batch.requests) {
@@ -243,7 +250,7 @@ int StepRunner::BeginStep(const Batcher::Batch& batch) {
       ++failed;
       continue;
     }
-    step->turn_of_long |= operation->in_turns();
+    step->is_turn |= operation->in_turns();
     step->members.push_back(operation->current());
     step->record.calls.push_back({operation->accepted, operation->call.trace});
     step->operations.push_back(std::move(operation));
@@ -255,7 +262,7 @@ int StepRunner::BeginStep(const Batcher::Batch& batch) {
   const std::thread::id lender =
       in_flight_ == 0 && IsShort(cost) ? std::exchange(lender_, {}) : std::thread::id();
   ++in_flight_;
-  if (step->turn_of_long) ++turns_in_flight_;
+  if (step->is_turn) ++turns_in_flight_;
   const LayerPlace place = step->cache->table.groups().PlaceOf(batch.key.layer);
   step->standings = step->cache->table.TakeStandings(place.group);
   commands_.Send(
@@ -401,7 +408,7 @@ void StepRunner::OnPieceDone(const StepOperationPtr& operation,
                      FromOutcome(absl::AbortedError("the group has broken"), options_.retry_delay));
   }
   order_.WaitAgain(operation);
-  operation->Gather(Clock::now(), /*share=*/2, split.in_turns);
+  operation->Gather(Clock::now(), /*share=*/2, /*turns=*/0, split.in_turns);
 }
 
 void StepRunner::EndPieces(StepOperation* operation, absl::Status status) {
@@ -434,7 +441,7 @@ void StepRunner::OnStepDone(const StepPtr& step, Outcome outcome) {
   step->record.done = Clock::now();
   const CriticalSection section(lock_);
   --in_flight_;
-  if (step->turn_of_long) --turns_in_flight_;
+  if (step->is_turn) --turns_in_flight_;
   // A group that has formed since was told the tables without this step's changes.
   if (step->epoch != serving_.epoch()) {
     outcome.status = absl::AbortedError("the group has re-formed");

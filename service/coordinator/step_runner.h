@@ -63,8 +63,8 @@ class StepRunner {
   void Admit(const std::string& cache_name, const CallContext& call, Check check,
              Done<v1::AttendReply> done) TRIBUTARY_UNLOCKED;
   void BeginThoseThatCan() TRIBUTARY_LOCKED;
-  // Whether another step may begin. A turn of a long call takes no room from others: whoever comes
-  // meanwhile stands behind it already, and need not be given to the workers when it ends.
+  // Whether another step may begin. A turn takes no room from others: whoever comes meanwhile
+  // stands behind it already, and need not be given to the workers when it ends.
   bool has_room() const TRIBUTARY_LOCKED {
     return in_flight_ - turns_in_flight_ < options_.pipeline_depth;
   }
@@ -111,7 +111,7 @@ class StepRunner {
   Batcher batcher_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   TurnLength turns_ TRIBUTARY_GUARDED_BY(kCoordinatorLock);
   int in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
-  // Of those in flight, steps that are turns of long calls.
+  // Of those in flight, steps that are turns.
   int turns_in_flight_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = 0;
   // Whether BeginSteps left something to the next critical section.
   bool goes_on_ TRIBUTARY_GUARDED_BY(kCoordinatorLock) = false;

@@ -536,6 +536,59 @@ TEST_F(StepsTest, ATurnOfALongCallTakesNoRoomFromOthers) {
               ElementsAre(ElementsAre(1), ElementsAre(2)));
 }
 
+// A caller that has many calls at a time has one short step of them at a time while somebody is
+// there who has few, and whose next call does not wait for the others.
+TEST_F(StepsTest, CallsOfOneWhoHasManyTakeTurnsWithThoseOfOneWhoHasFew) {
+  constexpr uint64_t kFirst = 100;
+  constexpr uint64_t kMany = 40;
+  TearDown();
+  Begin({.turn_memory = std::chrono::hours(1)});
+  CallContext few, many;
+  few.caller = "few";
+  many.caller = "many";
+  const auto name_of = [](uint64_t id) { return "many" + std::to_string(id); };
+  for (uint64_t id = kFirst; id < kFirst + kMany; ++id) {
+    v1::OpenSequenceRequest open;
+    open.set_cache_id("m");
+    open.set_sequence_id(id);
+    const std::string name = "open" + std::to_string(id);
+    coordinator_->OpenSequence(open, {}, answers_->For<v1::OpenSequenceReply>(name));
+    ASSERT_TRUE(answers_->Wait(name).ok());
+  }
+  // Who is alone has one step of all that wait for one.
+  const auto call_all = [&](int64_t first) {
+    group_->Hold();
+    for (uint64_t id = kFirst; id < kFirst + kMany; ++id) {
+      Attend(name_of(id) + "@" + std::to_string(first), Token(id, first), many);
+    }
+    EXPECT_THAT(Steps().back(), SizeIs(1));
+    group_->ReleaseOne();
+  };
+  call_all(0);
+  EXPECT_THAT(Steps().back(), SizeIs(kMany - 2));
+  group_->Release();
+  for (uint64_t id = kFirst; id < kFirst + kMany; ++id) {
+    ASSERT_TRUE(answers_->Wait(name_of(id) + "@0").ok());
+  }
+
+  Attend("few", Token(1, 0), few);
+  ASSERT_TRUE(answers_->Wait("few").ok());
+  call_all(1);
+  const size_t steps = Steps().size();
+  const size_t of_a_turn = Steps().back().size();
+  EXPECT_GE(of_a_turn, 8u);
+  EXPECT_LE(of_a_turn, 16u);
+  Attend("beside", Token(1, 1), few);
+  ASSERT_THAT(Steps(), SizeIs(steps + 1)) << "the turn takes no room from it";
+  EXPECT_THAT(Steps().back(), ElementsAre(1));
+  group_->Release();
+  EXPECT_TRUE(answers_->Wait("beside").ok());
+  for (uint64_t id = kFirst; id < kFirst + kMany; ++id) {
+    EXPECT_TRUE(answers_->Wait(name_of(id) + "@1").ok());
+  }
+  for (size_t i = steps; i < Steps().size(); ++i) EXPECT_LE(Steps()[i].size(), 16u);
+}
+
 TEST_F(StepsTest, ALongCallWhoseCacheIsDeletedSaysSo) {
   TearDown();
   Begin({.pipeline_depth = 1, .max_step_bytes = 10 * kRowBytes});

@@ -15,9 +15,11 @@
 namespace tributary::service {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 // ---------------------------------------------------------------------------------------- pages
 
@@ -130,10 +132,10 @@ class BatcherTest : public ::testing::Test {
   const BatchKey layer1_{.cache = 1, .layer = 1};
 };
 
-TEST_F(BatcherTest, ThePrefixThatFitsIsWithinTheLimits) {
+TEST_F(BatcherTest, TheOldestThatFitAreWithinTheLimits) {
   const BatchLimits limits{.max_rows = 10, .max_entries = 3};
   const auto fit = [&](std::vector<Batcher::Candidate> c) {
-    return Batcher::FittingPrefix(c, limits);
+    return Batcher::Fitting(c, limits).size();
   };
   EXPECT_EQ(fit({}), 0u);
   EXPECT_EQ(fit({Candidate(&a_, 4, 1, 0), Candidate(&b_, 6, 1, 0)}), 2u);
@@ -198,6 +200,49 @@ TEST_F(BatcherTest, ACallerWithManyRequestsDoesNotGoAheadOfAllOthers) {
   EXPECT_EQ(take(), &a_);
   EXPECT_TRUE(batcher.Remove({.cache = 2}, &b_));
   EXPECT_TRUE(batcher.empty());
+}
+
+// Of each caller a step takes a turn: 16 requests that are nothing but requests.
+TEST_F(BatcherTest, BesideOneWhoHasFewAStepTakesFewOfEach) {
+  Batcher batcher({}, std::chrono::milliseconds(20));
+  const auto add = [&](int* request, const char* caller) {
+    Batcher::Candidate candidate = Candidate(request, 1, 1, 0);
+    candidate.caller = caller;
+    candidate.turns = CallerShare::kOfACall;
+    batcher.Add(layer0_, candidate);
+  };
+  const auto sizes_of_steps = [&] {
+    std::vector<size_t> sizes;
+    while (const auto batch = batcher.Take(At(10))) sizes.push_back(batch->requests.size());
+    return sizes;
+  };
+  const auto add_many = [&](int* request, const char* caller) {
+    for (int i = 0; i < 40; ++i) add(request, caller);
+  };
+  add(&d_, "");  // whoever finds nobody is not counted
+  add_many(&a_, "many");
+  EXPECT_THAT(sizes_of_steps(), ElementsAre(41u)) << "who is alone may take all";
+  add(&d_, "");
+  add_many(&a_, "many");
+  add_many(&b_, "as many");
+  EXPECT_THAT(sizes_of_steps(), ElementsAre(81u)) << "and where all have many";
+
+  add(&d_, "");
+  add_many(&a_, "many");
+  add(&c_, "few");
+  const auto first = batcher.Take(At(10));
+  EXPECT_THAT(first->requests, SizeIs(18)) << "and passes over those of one who has enough";
+  EXPECT_THAT(first->requests, Contains(&c_));
+  EXPECT_FALSE(first->is_turn);
+  EXPECT_FALSE(batcher.Take(At(10), /*turns=*/false).has_value()) << "a turn at a time";
+  add(&c_, "few");
+  EXPECT_THAT(batcher.Take(At(10), /*turns=*/false)->requests, ElementsAre(&c_))
+      << "which others need not wait for";
+  const auto second = batcher.Take(At(10));
+  EXPECT_THAT(second->requests, SizeIs(16));
+  EXPECT_TRUE(second->is_turn);
+  EXPECT_FALSE(batcher.Take(At(10), /*turns=*/false).has_value()) << "it had many a moment ago";
+  EXPECT_THAT(sizes_of_steps(), ElementsAre(8u));
 }
 
 TEST_F(BatcherTest, TurnsOfLongRequestsMayHaveToWait) {
