@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "base/config/check_flags.h"
 #include "base/config/command_line.h"
 #include "base/config/flag_help.h"
 #include "base/status/errors.h"
@@ -141,7 +142,7 @@ ABSL_FLAG(absl::Duration, lease_timeout, absl::Minutes(10),
 ABSL_FLAG(int32_t, replicas, 0,
           "How many other workers keep each worker's tokens as well, in caches that do not say: 0 "
           "or 1. With 1 nothing is lost when a worker dies, and caches take twice the memory. It "
-          "needs at least two worker processes (--workers), on CPUs.");
+          "needs at least two worker processes (--workers).");
 ABSL_FLAG(std::string, join_secret_file, "",
           "Worker processes must show the secret on the first line of this file, at least 16 "
           "characters, when they register. The file is read again when it changes.");
@@ -220,16 +221,6 @@ absl::StatusOr<std::chrono::milliseconds> Positive(absl::string_view name, absl:
   return absl::ToChronoMilliseconds(value);
 }
 
-absl::Status CheckAddress(absl::string_view name, absl::string_view address) {
-  if (absl::StartsWith(address, "unix:")) {
-    if (address.size() > 5) return absl::OkStatus();
-  } else if (const size_t colon = address.rfind(':');
-             colon != absl::string_view::npos && colon > 0 && colon + 1 < address.size()) {
-    return absl::OkStatus();
-  }
-  return InvalidField(name, absl::StrCat("must be host:port or unix:/path, is '", address, "'"));
-}
-
 absl::Status ReadReplicas(Config* config) {
   config->replicas = absl::GetFlag(FLAGS_replicas);
   if (config->replicas < 0 || config->replicas > 1) {
@@ -275,6 +266,9 @@ absl::Status ReadWorkers(Config* config) {
                              AtLeast("first_gpu", absl::GetFlag(FLAGS_first_gpu), 0));
   config->deterministic = absl::GetFlag(FLAGS_deterministic);
   TRIBUTARY_ASSIGN_OR_RETURN(config->threads, AtLeast("threads", absl::GetFlag(FLAGS_threads), 0));
+  if (config->threads > kMostThreads) {
+    return InvalidField("threads", absl::StrCat("must be at most ", kMostThreads));
+  }
   const std::string exchange = absl::GetFlag(FLAGS_exchange);
   if (!collective::Parse(exchange, &config->exchange)) {
     return InvalidField(

@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 
 #include "absl/flags/commandlineflag.h"
@@ -71,6 +72,10 @@ absl::StatusOr<Settings> SettingsOfFile(const std::string& path) {
     return absl::NotFoundError(absl::StrCat("config: cannot read ", path));
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(absl::StrCat("config: ", path, ": ", error.what()));
+  } catch (const std::exception& error) {
+    // Of reading: the path is a directory, for example.
+    return absl::InvalidArgumentError(
+        absl::StrCat("config: cannot read ", path, ": ", error.what()));
   }
   Settings settings;
   if (root.IsNull()) return settings;

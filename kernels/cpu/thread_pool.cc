@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -77,7 +78,11 @@ struct ThreadPool::Impl {
 };
 
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
-  for (int i = 1; i < threads; ++i) impl_->helpers.emplace_back([this] { impl_->Help(); });
+  try {
+    for (int i = 1; i < threads; ++i) impl_->helpers.emplace_back([this] { impl_->Help(); });
+  } catch (const std::system_error&) {
+    // The machine makes no more of them. Fewer do the same work.
+  }
 }
 
 ThreadPool::~ThreadPool() {

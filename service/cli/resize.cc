@@ -19,7 +19,7 @@ class Resize final : public ServiceCommand {
   std::string name() const override { return "resize"; }
   std::string summary() const override { return "another number of workers, with all sequences"; }
   std::string description() const override {
-    return "Changes the number of workers of a service whose workers are processes on CPUs. Start\n"
+    return "Changes the number of workers of a service whose workers are processes. Start\n"
            "those that it will have more first; those that it will not need stand by afterwards.\n"
            "The workers deal the tokens out anew among themselves, and nobody sends any again. "
            "Calls\n"

@@ -14,6 +14,7 @@
 #include "absl/flags/usage_config.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/config/check_flags.h"
 #include "base/config/command_line.h"
 #include "base/config/flag_help.h"
 #include "base/config/settings_reload.h"
@@ -166,12 +167,27 @@ absl::Status ReadDevice(WorkerOptions* options) {
   return absl::FailedPreconditionError(absl::StrCat("--device=cuda: ", found.message()));
 }
 
+absl::Status CheckFiles(const ChannelSecurity& security) {
+  TRIBUTARY_RETURN_IF_ERROR(CheckReadable("tls_ca", security.tls.authorities));
+  TRIBUTARY_RETURN_IF_ERROR(CheckReadable("tls_cert", security.tls.certificate));
+  TRIBUTARY_RETURN_IF_ERROR(CheckReadable("tls_key", security.tls.key));
+  TRIBUTARY_RETURN_IF_ERROR(CheckReadable("token_file", security.token_file));
+  TRIBUTARY_RETURN_IF_ERROR(CheckReadable("join_secret_file", security.join_secret_file));
+  if (security.tls.certificate.empty() == security.tls.key.empty()) return absl::OkStatus();
+  return security.tls.key.empty() ? InvalidField("tls_key", "is missing; tls_cert is given")
+                                  : InvalidField("tls_cert", "is missing; tls_key is given");
+}
+
 absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   WorkerOptions options;
   options.coordinator = absl::GetFlag(FLAGS_coordinator);
   if (options.coordinator.empty()) {
     return InvalidField("coordinator", "must be given");
   }
+  TRIBUTARY_RETURN_IF_ERROR(CheckAddress("coordinator", options.coordinator));
+  if (absl::GetFlag(FLAGS_host).empty()) return InvalidField("host", "must not be empty");
+  const std::string admin = absl::GetFlag(FLAGS_admin_listen);
+  if (!admin.empty()) TRIBUTARY_RETURN_IF_ERROR(CheckAddress("admin_listen", admin));
   TRIBUTARY_RETURN_IF_ERROR(ReadDevice(&options));
   options.security = {.tls = {.certificate = absl::GetFlag(FLAGS_tls_cert),
                               .key = absl::GetFlag(FLAGS_tls_key),
@@ -182,6 +198,7 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   if (!options.security.server_name.empty() && options.security.tls.authorities.empty()) {
     return InvalidField("tls_ca", "is missing; tls_server_name is given");
   }
+  TRIBUTARY_RETURN_IF_ERROR(CheckFiles(options.security));
   options.session.security = options.security;
   if (!Parse(absl::GetFlag(FLAGS_peer_tls), &options.session.peer_tls)) {
     return InvalidField("peer_tls", absl::StrCat("must be auto, always or never, is '",
@@ -199,8 +216,14 @@ absl::StatusOr<WorkerOptions> OptionsFromFlags() {
   if (options.session.world_size < 0) {
     return InvalidField("world_size", "must be >= 0");
   }
+  if (options.session.world_size > 0 &&
+      options.session.rank.value_or(0) >= options.session.world_size) {
+    return InvalidField("rank", "must be less than --world_size");
+  }
   options.rank.threads = absl::GetFlag(FLAGS_threads);
-  if (options.rank.threads < 0) return InvalidField("threads", "must be >= 0");
+  if (options.rank.threads < 0 || options.rank.threads > kMostThreads) {
+    return InvalidField("threads", absl::StrCat("must be 0 to ", kMostThreads));
+  }
   if (options.rank.threads == 0) {
     options.rank.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
