@@ -30,6 +30,7 @@ RemoteCore::RemoteCore(const RemoteGroupOptions& options)
   const MutexLock lock(mutex_);
   epoch_ = options.identity.epoch;
   adopting_ = options.identity.group_id != 0;
+  kept_until_ = Clock::now() + options.holders_return;
   for (size_t rank = 0; rank < options.identity.holders.size() && rank < ranks_.size(); ++rank) {
     ranks_[rank].known.instance_id = ranks_[rank].holder = options.identity.holders[rank];
   }
@@ -120,9 +121,8 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
                                     .backend = Name(options_.device)};
   const absl::Status check = worker::CheckRegistration(facts, epoch, registration);
   if (!check.ok()) return refuse(check);
-  std::vector<worker::RankHistory> known;
-  for (const RankState& state : ranks_) known.push_back(state.known);
-  const absl::StatusOr<int> rank = worker::ChooseRank(known, registration);
+  MakeWayForHolder(registration.instance_id());
+  const absl::StatusOr<int> rank = worker::ChooseRank(Histories(), registration);
   if (!rank.ok()) return refuse(rank.status());
 
   // The same worker over a new connection: it knows better than we that the old one is dead.
@@ -162,6 +162,29 @@ void RemoteCore::Register(const Stream& stream, uint64_t epoch,
   welcome->set_report_holdings(state.reporting);
   stream->Send(worker::EncodeMessage(message));
   former_wakes_.NotifyOne();
+}
+
+std::vector<worker::RankHistory> RemoteCore::Histories() const {
+  const bool kept = adopting_ && Clock::now() < kept_until_;
+  std::vector<worker::RankHistory> known;
+  for (const RankState& state : ranks_) {
+    known.push_back(state.known);
+    known.back().awaited = kept && state.holder != 0 && !state.known.connected;
+  }
+  return known;
+}
+
+void RemoteCore::MakeWayForHolder(uint64_t instance_id) {
+  if (!adopting_ || configured_) return;
+  for (RankState& state : ranks_) {
+    if (state.holder != instance_id || state.known.instance_id == instance_id) continue;
+    if (const Stream other = state.stream; other != nullptr) {
+      Vacate(other, "who held the rank is back");
+      other->Close({grpc::StatusCode::ABORTED, "who held the rank is back"});
+    }
+    state.known.instance_id = instance_id;
+    return;
+  }
 }
 
 bool RemoteCore::Replaced(uint64_t epoch, const v1::Registration& registration) {

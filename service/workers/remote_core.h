@@ -109,6 +109,11 @@ class RemoteCore : public worker::WorkerStream::Events,
   // Streams, ranks and the rendezvous.
   void Register(const Stream& stream, uint64_t epoch, const v1::Registration& registration)
       TRIBUTARY_REQUIRES(mutex_);
+  // What is known of who holds the ranks, for whoever wants one now.
+  std::vector<worker::RankHistory> Histories() const TRIBUTARY_REQUIRES(mutex_);
+  // A worker wants to register. It is given the rank that it held in an earlier life, though
+  // another one that came first has it, as long as nothing has been configured.
+  void MakeWayForHolder(uint64_t instance_id) TRIBUTARY_REQUIRES(mutex_);
   // Whether a worker that wants to register belongs to a coordinator that has replaced this one.
   // Before the first group of this life forms, epochs that the journal missed are caught up with.
   bool Replaced(uint64_t epoch, const v1::Registration& registration) TRIBUTARY_REQUIRES(mutex_);
@@ -187,7 +192,8 @@ class RemoteCore : public worker::WorkerStream::Events,
   bool stopped_ TRIBUTARY_GUARDED_BY(mutex_) = false;   // the threads end
   // An earlier life's group is to be gone on with; until the first group of this one has formed.
   bool adopting_ TRIBUTARY_GUARDED_BY(mutex_) = false;
-  bool configured_ TRIBUTARY_GUARDED_BY(mutex_) = false;   // this life has given out an epoch
+  Clock::time_point kept_until_ TRIBUTARY_GUARDED_BY(mutex_);  // ranks, for those that held them
+  bool configured_ TRIBUTARY_GUARDED_BY(mutex_) = false;       // this life has given out an epoch
   bool replaced_ TRIBUTARY_GUARDED_BY(mutex_) = false;     // by another coordinator: forms no group
   uint64_t last_number_ TRIBUTARY_GUARDED_BY(mutex_) = 0;  // of a command that was admitted
   // The epoch of the group that serves or forms; that of the last group while waiting.

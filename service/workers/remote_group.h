@@ -56,6 +56,10 @@ struct RemoteGroupOptions {
   // How an earlier life of the coordinator left the group; group_id 0: there is none, or it is not
   // known. Then the group is a new one, and workers forget what they hold.
   GroupIdentity identity = {};
+  // For how long from then on its ranks are kept for those that held them. Others that ask for no
+  // rank in particular stand by meanwhile. Twice of what a worker waits at most before it dials
+  // again (WorkerOptions::reconnect_max).
+  std::chrono::milliseconds holders_return{10'000};
   // What a next life must know is told to it. Null: there will be none.
   std::shared_ptr<GroupStore> store;
   // Hears whom the group waits for, and whom it refused. Null: nobody does.

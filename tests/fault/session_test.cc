@@ -274,6 +274,64 @@ TEST_F(SessionTest, AReadyOfAnotherEpochIsNotHeard) {
   EXPECT_EQ(harness_->WaitFormed(0).epoch, 1u);
 }
 
+// ---- after a restart of the coordinator
+// ----------------------------------------------------------
+
+// A group of an earlier life, whose ranks instances 1 and 2 held.
+service::RemoteGroupOptions OfAnEarlierLife(milliseconds holders_return) {
+  service::RemoteGroupOptions options = GroupHarness::Options(2);
+  options.identity = {.group_id = 77, .epoch = 5, .formed_epoch = 5, .holders = {1, 2}};
+  options.holders_return = holders_return;
+  return options;
+}
+
+TEST_F(SessionTest, RanksAreKeptForThoseThatHeldThem) {
+  harness_.emplace(OfAnEarlierLife(seconds(60)));
+  const auto stranger = Dial();
+  stranger->Register(9, -1);
+  const grpc::Status refused = stranger->Finish();
+  EXPECT_EQ(FakeWorker::FieldOf(refused), "rank");
+  EXPECT_THAT(refused.error_message(), HasSubstr("kept for a while"));
+  for (const uint64_t instance : {2, 1}) {
+    workers_.push_back(Dial());
+    workers_.back()->Register(instance, -1);
+    const auto welcome = workers_.back()->Next(Message::kWelcome).welcome();
+    EXPECT_EQ(welcome.rank(), static_cast<int>(instance) - 1);
+    EXPECT_TRUE(welcome.report_holdings());
+  }
+}
+
+TEST_F(SessionTest, RanksWhoseHoldersDoNotComeAreGivenAway) {
+  harness_.emplace(OfAnEarlierLife(milliseconds(200)));
+  workers_.push_back(Dial());
+  workers_.back()->Register(1, -1);
+  EXPECT_EQ(workers_.back()->Next(Message::kWelcome).welcome().rank(), 0);
+  ASSERT_TRUE(Eventually(seconds(10), [&] {
+    auto stranger = Dial();
+    stranger->Register(9, -1);
+    const Message welcome = stranger->Next(Message::kWelcome);
+    if (!welcome.has_welcome()) return false;
+    EXPECT_EQ(welcome.welcome().rank(), 1);
+    workers_.push_back(std::move(stranger));
+    return true;
+  }));
+}
+
+// As long as no group has been formed, a place that was taken meanwhile is given back.
+TEST_F(SessionTest, AHolderThatComesLateGetsItsRankBack) {
+  harness_.emplace(OfAnEarlierLife(milliseconds(0)));
+  const auto stranger = Dial();
+  stranger->Register(9, 1);
+  EXPECT_EQ(stranger->Next(Message::kWelcome).welcome().rank(), 1);
+  workers_.push_back(Dial());
+  workers_.back()->Register(2, 1);
+  const auto welcome = workers_.back()->Next(Message::kWelcome).welcome();
+  EXPECT_EQ(welcome.rank(), 1);
+  EXPECT_TRUE(welcome.report_holdings());
+  EXPECT_FALSE(stranger->Next(Message::kConfigure).has_configure());
+  EXPECT_EQ(stranger->Finish().error_code(), grpc::StatusCode::ABORTED);
+}
+
 // ---- commands ----------------------------------------------------------------------------------
 
 TEST_F(SessionTest, RepliesOfAnotherEpochOrNumberAreNotHeard) {

@@ -1,6 +1,7 @@
 #include "worker/rpc/registration.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status/errors.h"
@@ -66,14 +67,22 @@ absl::StatusOr<int> ChooseRank(const std::vector<RankHistory>& ranks, const v1::
     return r.rank();
   }
   int best = -1;
+  bool awaited = false;
+  const auto order = [&](int rank) {
+    return std::pair(ranks[rank].instance_id != 0, ranks[rank].left);
+  };
   for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
     if (ranks[rank].instance_id == r.instance_id()) return rank;
     if (held_by_another(ranks[rank])) continue;
-    // A rank nobody had yet was never left: 0.
-    if (best < 0 || ranks[rank].left < ranks[best].left) best = rank;
+    awaited |= ranks[rank].awaited;
+    if (ranks[rank].awaited) continue;
+    if (best < 0 || order(rank) < order(best)) best = rank;
   }
   if (best < 0) {
-    return Refuse("rank", absl::StrCat("all ", ranks.size(), " ranks are held by live workers"));
+    return Refuse("rank", absl::StrCat("all ", ranks.size(), " ranks are held by live workers",
+                                       awaited ? ", or kept for a while for those that held them "
+                                                 "before the coordinator was started again"
+                                               : ""));
   }
   return best;
 }

@@ -35,12 +35,17 @@ struct RankHistory {
   uint64_t instance_id = 0;  // 0: no instance has held the rank yet
   bool connected = false;
   uint64_t left = 0;  // when it left: rises from one leaving to the next
+  // The instance held the rank in an earlier life of the coordinator, and may be on its way here
+  // with what it holds.
+  bool awaited = false;
 };
 
 // The rank for a registration that passed the check. An instance that asks for a rank gets it, and
 // is refused when another live instance holds it. An instance that asks for none gets its own rank
 // back, or else a rank that nobody has held yet, or else the one that was left first, because its
-// holder is the least likely to come back with the shard. `ranks` has one element per rank.
+// holder is the least likely to come back with the shard. It gets no rank whose holder is awaited:
+// there are as many live workers as ranks, perhaps, and each would drop its shard for another's
+// rank. `ranks` has one element per rank.
 absl::StatusOr<int> ChooseRank(const std::vector<RankHistory>& ranks,
                                const v1::Registration& registration);
 

@@ -2,6 +2,7 @@
 
 #include "worker/rpc/registration.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -123,6 +124,29 @@ TEST(Ranks, ANewInstanceTakesOneNobodyHadThenTheOneLeftFirst) {
   EXPECT_EQ(ChooseRank(ranks, Good(9)).value(), 3);
   ranks[3] = {.instance_id = 9, .connected = true};
   EXPECT_EQ(ChooseRank(ranks, Good(10)).value(), 2);
+}
+
+// As after a restart of the coordinator: nobody is connected, and none has left.
+TEST(Ranks, ThoseOfHoldersThatAreAwaitedAreKept) {
+  std::vector<RankHistory> ranks = {{.instance_id = 1, .awaited = true},
+                                    {.instance_id = 2, .awaited = true}};
+  const absl::Status status = ChooseRank(ranks, Good(9)).status();
+  EXPECT_EQ(FieldOf(status), "rank");
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("kept for a while"));
+  EXPECT_EQ(ChooseRank(ranks, Good(2)).value(), 1);
+  v1::Registration registration = Good(9);
+  registration.set_rank(0);  // a process that was started anew for this rank
+  EXPECT_EQ(ChooseRank(ranks, registration).value(), 0);
+  ranks.push_back({});
+  EXPECT_EQ(ChooseRank(ranks, Good(9)).value(), 2);
+  for (RankHistory& rank : ranks) rank.awaited = false;
+  ranks[2] = {.instance_id = 9, .connected = true};
+  EXPECT_EQ(ChooseRank(ranks, Good(10)).value(), 0);
+}
+
+TEST(Ranks, ARankThatNobodyHadComesBeforeOnesThatWereNeverLeft) {
+  const std::vector<RankHistory> ranks = {{.instance_id = 1}, {}};
+  EXPECT_EQ(ChooseRank(ranks, Good(9)).value(), 1);
 }
 
 TEST(Ranks, TheRankAskedForIsGivenUnlessALiveInstanceHasIt) {
