@@ -286,39 +286,47 @@ class WarpBlock {
               make_float4(even[2 * half], odd[2 * half], even[2 * half + 1], odd[2 * half + 1]);
         }
       }
-      if (begin == 0 && first_key == 0) {
-        before_merging();
+      // What follows is fetched from L2, an instruction at a time, and everybody waits for it. So a
+      // first round is made while the launch ahead still runs, and nothing is stored. (Past L1,
+      // where what that round read would stay.)
+      const bool first = begin == 0 && first_key == 0;
+#pragma unroll 1
+      for (bool merges = !first || !args_.begins_early;; merges = true) {
+        if (first) {
+          if (merges) before_merging();
 #pragma unroll
-        for (PackedRow& c : packed_rows_) {
-          if (c.alive) c.lse2 = args_.lse[c.pair];
-        }
-      }
-      float4 before[kVectorsAtOnce][2];
-#pragma unroll
-      for (int i = 0; i < kVectorsAtOnce; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (packed_rows_[half].alive) {
-            before[i][half] = *reinterpret_cast<const float4*>(o[half] + (begin + i) * 16);
+          for (PackedRow& c : packed_rows_) {
+            if (c.alive) c.lse2 = __ldcg(args_.lse + c.pair);
           }
         }
-      }
-      if (begin == 0) {
+        float4 before[kVectorsAtOnce][2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          if (first_key == 0 && packed_rows_[i].alive) packed_rows_[i].lse2 *= kLog2E;
-          weights[i] = MergeLse(largest[i], sum[i], first_key + kDraftTokens >= entry_.token_count,
-                                packed_rows_[i]);
+        for (int i = 0; i < kVectorsAtOnce; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (packed_rows_[half].alive) {
+              before[i][half] = __ldcg(reinterpret_cast<const float4*>(o[half] + (begin + i) * 16));
+            }
+          }
         }
-      }
+        if (begin == 0) {
 #pragma unroll
-      for (int i = 0; i < kVectorsAtOnce; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          if (!packed_rows_[half].alive) continue;
-          *reinterpret_cast<float4*>(o[half] + (begin + i) * 16) =
-              Merged(weights[half], before[i][half], tiles[i][half]);
+          for (int i = 0; i < 2; ++i) {
+            if (first_key == 0 && packed_rows_[i].alive) packed_rows_[i].lse2 *= kLog2E;
+            weights[i] = MergeLse(largest[i], sum[i],
+                                  first_key + kDraftTokens >= entry_.token_count, packed_rows_[i]);
+          }
         }
+#pragma unroll
+        for (int i = 0; i < kVectorsAtOnce; ++i) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float4 merged = Merged(weights[half], before[i][half], tiles[i][half]);
+            if (!merges || !packed_rows_[half].alive) continue;
+            *reinterpret_cast<float4*>(o[half] + (begin + i) * 16) = merged;
+          }
+        }
+        if (merges) break;
       }
       if (__builtin_expect(confines, 0)) AddNonFinite(first_key, begin);
     }

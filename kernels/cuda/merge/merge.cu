@@ -67,13 +67,14 @@ __device__ __forceinline__ unsigned BlockLanes() {
 // Like Store, of part of an NVFP4 block. The threads that hold the block between them all come
 // here.
 __device__ __forceinline__ void StoreNvfp4(const MergeArgs& args, size_t element,
-                                           const float (&x)[kDims]) {
+                                           const float (&x)[kDims], bool stores) {
   uint32_t largest = LargestMagnitude(x);
 #pragma unroll
   for (int other = 1; other < kBlockThreads; other *= 2) {
     largest = max(largest, __shfl_xor_sync(BlockLanes(), largest, other));
   }
   const Nvfp4Codes block = EncodeNvfp4(x, largest, args.out_scale);
+  if (!stores) return;
   static_cast<uint16_t*>(args.out)[element / kDims] = static_cast<uint16_t>(block.codes);
   if (threadIdx.x % kBlockThreads == 0) args.out_block_scales[element / kNvfp4Block] = block.scale;
 }
@@ -93,16 +94,22 @@ __device__ __forceinline__ float4 Load(const void* o, DType type, size_t element
   return make_float4(low.x, low.y, high.x, high.y);
 }
 
-// Stores a thread's numbers as elements of the result.
+// Stores a thread's numbers as elements of the result, or does all but that.
 template <DType kOut>
 __device__ __forceinline__ void StoreResult(const MergeArgs& args, size_t element,
-                                            float (&x)[kDims]) {
+                                            float (&x)[kDims], bool stores = true) {
   if constexpr (kOut == DType::kNvfp4) {
-    StoreNvfp4(args, element, x);
+    StoreNvfp4(args, element, x, stores);
   } else {
     if constexpr (IsFp8(kOut)) Divide(args.out_scale, x);
-    Store<kOut>(args.out, element, x);
+    if (stores) Store<kOut>(args.out, element, x);
   }
+}
+
+// `x`, of which the compiler is not to know more.
+__device__ __forceinline__ float Opaque(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
 }
 
 // How threads of ConvertKernel find their rows. (To divide takes as long as all the rest.)
@@ -117,24 +124,37 @@ struct RowsOfBlock {
 
 // A merge of one source in f32 whose rows are the result's, without sinks: the source itself, in
 // another type. It is behind nearly every call, its code has left the caches by then, and to bring
-// that back takes longer than all that it does. So there is little of it. value_dim / 4
-// neighbouring threads take one head of one row, and a block has whole ones.
+// that back takes longer than all that it does. So there is little of it, and a first round, while
+// launches ahead still run, does everything with numbers that are stored nowhere.
+// value_dim / 4 neighbouring threads take one head of one row, and a block has whole ones.
 template <DType kOut>
 __global__ void __launch_bounds__(kThreads)
     ConvertKernel(const __grid_constant__ MergeArgs args, const RowsOfBlock of_block) {
   const uint32_t row = threadIdx.x * of_block.inverse >> 16;
   const uint32_t at = blockIdx.x * of_block.rows + row;
-  WaitForLaunchesAhead();
-  LetNextLaunchBegin();
-  if (at >= static_cast<uint32_t>(args.rows) * args.heads) return;
-  const size_t element = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) * kDims;
-  const float lse = args.lse[0][at];
-  float4 o = *reinterpret_cast<const float4*>(static_cast<const float*>(args.o[0]) + element);
-  if (lse == -INFINITY) o = {};  // there is no output without keys, whatever lies there
-  float x[kDims] = {o.x, o.y, o.z, o.w};
-  StoreResult<kOut>(args, element, x);
+  const bool alive = at < static_cast<uint32_t>(args.rows) * args.heads;
   const bool first = threadIdx.x == row * of_block.threads;
-  if (first && args.lse_out != nullptr) args.lse_out[at] = lse;
+  const size_t element = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) * kDims;
+  float lse = Opaque(0.0f);
+  const float ordinary = Opaque(args.out_scale);
+  float4 o = {ordinary, ordinary, ordinary, ordinary};
+#pragma unroll 1
+  for (float round = Opaque(0.0f);; round += 1.0f) {
+    const bool stores = round > 0.0f;
+    if (stores) {
+      WaitForLaunchesAhead();
+      LetNextLaunchBegin();
+      if (!alive) return;
+      lse = args.lse[0][at];
+      o = *reinterpret_cast<const float4*>(static_cast<const float*>(args.o[0]) + element);
+    }
+    if (lse == -INFINITY) o = {};  // there is no output without keys, whatever lies there
+    float x[kDims] = {o.x, o.y, o.z, o.w};
+    StoreResult<kOut>(args, element, x, stores);
+    if (!stores) continue;
+    if (first && args.lse_out != nullptr) args.lse_out[at] = lse;
+    return;
+  }
 }
 
 // value_dim / 4 neighbouring threads merge one head of one row, and a block has whole ones. Each of
