@@ -25,6 +25,11 @@ __device__ __forceinline__ void Store(uint32_t* word, uint32_t value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
+// Adds to a word, without waiting. It orders nothing.
+__device__ __forceinline__ void Add(uint32_t* word, uint32_t value) {
+  asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
 // Sets a doorbell: whoever sees the new count sees all that is ordered before it.
 __device__ __forceinline__ void Ring(uint32_t* doorbell, uint32_t count, bool one_gpu) {
   Fence(one_gpu);
@@ -57,26 +62,35 @@ __device__ __forceinline__ uint64_t Nanoseconds() {
   return now;
 }
 
-// Waits until a doorbell has reached `count`, the session has ended, or `bound` nanoseconds have
-// passed. For one thread: what it then passes on at a barrier may be read by the others.
-__device__ __forceinline__ Awaited Await(const uint32_t* doorbell, uint32_t count,
-                                         const uint32_t* status, uint64_t bound, bool one_gpu) {
+// Looks until `has_come()` is true, the session has ended, or `bound` nanoseconds have passed.
+// Where the session has ended, what was ordered before its status was set is seen from now on.
+template <typename HasCome>
+__device__ __forceinline__ Awaited AwaitThat(const HasCome& has_come, const uint32_t* status,
+                                             uint64_t bound, bool one_gpu) {
   constexpr int kLooks = 64;  // between two looks at the clock
   uint64_t begin = 0;
   while (true) {
     for (int i = 0; i < kLooks; ++i) {
       const uint32_t ended = Look(status);
-      const uint32_t rung = LookAndAcquire(doorbell, one_gpu);
+      const bool come = has_come();
       if (ended != 0) {
         Fence(one_gpu);
         return Awaited::kEnded;
       }
-      if (Reached(rung, count)) return Awaited::kReached;
+      if (come) return Awaited::kReached;
     }
     const uint64_t now = Nanoseconds();
     if (begin == 0) begin = now;
     if (now - begin > bound) return Awaited::kTimedOut;
   }
+}
+
+// Waits until a doorbell has reached `count`, the session has ended, or `bound` nanoseconds have
+// passed. For one thread: what it then passes on at a barrier may be read by the others.
+__device__ __forceinline__ Awaited Await(const uint32_t* doorbell, uint32_t count,
+                                         const uint32_t* status, uint64_t bound, bool one_gpu) {
+  return AwaitThat([&] { return Reached(LookAndAcquire(doorbell, one_gpu), count); }, status, bound,
+                   one_gpu);
 }
 
 // A control word of an endpoint, of endpoint 0's.

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "base/cuda/early_launch.cuh"
 #include "base/mailbox/doorbell.cuh"
 #include "base/mailbox/gate.h"
 
@@ -87,10 +88,30 @@ __device__ __forceinline__ bool FinishLayer(const AnyGate& gate, uint32_t count)
   return true;
 }
 
+// Waits until the host tells that it hands the layer over, or has done so. Then the next launch may
+// begin: it takes its place and reads the cache while the host still copies. All blocks of the
+// hand-over are running by then, so however much room the next launch takes, it does not wait for
+// something that waits for room.
+__device__ __forceinline__ Awaited AwaitBeginning(const Gate& gate, uint32_t count,
+                                                  uint64_t bound) {
+  const auto has_come = [&] {
+    const uint32_t begun = Look(gate.begun);
+    return Reached(Look(gate.arrived), count + 1) || Reached(begun, (count + 1) * kBegunUnit);
+  };
+  const Awaited awaited = AwaitThat(has_come, gate.status, bound, gate.one_gpu);
+  if (awaited == Awaited::kReached) cuda::LetNextLaunchBegin();
+  return awaited;
+}
+
 // Waits until the layer has arrived from all endpoints.
 template <typename AnyGate>
 __device__ __forceinline__ Awaited AwaitArrival(const AnyGate& gate, uint32_t count,
                                                 uint64_t bound) {
+  if (gate.begun != nullptr) {
+    const Awaited awaited = AwaitBeginning(gate, count, bound);
+    if (awaited != Awaited::kReached) return awaited;
+    if (bound > kMostOfHandOver) bound = kMostOfHandOver;
+  }
   if constexpr (kIsShared<AnyGate>) {
     return AwaitAll(gate.arrived, gate.endpoints, count + 1, gate.status, bound, gate.one_gpu);
   } else {
@@ -112,6 +133,22 @@ __device__ __forceinline__ void NoteArrival(const AnyGate& gate, uint32_t count)
   atomicCAS_system(gate.handed_over, 1u, 0u);
   for (int32_t e = 1; e < endpoints; ++e) atomicCAS_system(WordOf(gate.handed_over, e), 1u, 0u);
   Ring(&gate.progress->passed, count + 1, /*one_gpu=*/false);
+}
+
+// Says that the gate has been passed, or waited at in vain. By one thread of one block of the
+// gate's launch, where what it waited for is seen by all.
+__device__ __forceinline__ void TellPassed(const Gate& gate, const SessionCounter& counter) {
+  Ring(&gate.counter->passed, counter.first_count + static_cast<uint32_t>(gate.layer) + 1,
+       /*one_gpu=*/true);
+}
+
+// Waits until the gate has been passed; the slot may be read then. By one thread, ahead of a
+// barrier of the others. The gate's own wait has a bound, and so has this one.
+__device__ __forceinline__ void AwaitPassage(const GatePassage& passage) {
+  const SessionCounter* counter = passage.counter;
+  const uint32_t count = Look(&counter->first_count) + static_cast<uint32_t>(passage.layer) + 1;
+  while (!Reached(LookAndAcquire(&counter->passed, /*one_gpu=*/true), count)) {
+  }
 }
 
 // One thread of each block calls this when all launches ahead have ended. `first` is true in one

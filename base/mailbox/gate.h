@@ -9,9 +9,18 @@ namespace tributary::mailbox {
 
 // What the service keeps on its GPU for a session besides the mailbox. Launches read and advance
 // it, so that a captured graph of a step may be launched for ever.
-struct alignas(8) SessionCounter {
+struct alignas(32) SessionCounter {
   uint32_t first_count = 0;  // the session's number of the step's first layer
   uint32_t failure = 0;      // Awaited: how the first wait in vain ended; 0 while none has
+  // How many layers' gates have been passed, or waited at in vain: for launches that begin before
+  // that (Gate::begun). In a sector of its own, because many thread blocks look at it.
+  alignas(32) uint32_t passed = 0;
+};
+
+// Whom a launch asks whether the gate ahead of it has been passed.
+struct GatePassage {
+  const SessionCounter* counter = nullptr;  // null: it was, before the launch began
+  int32_t layer = 0;
 };
 
 // What the host sees without asking the GPU; in pinned memory. Read `failure` after `ended`.
@@ -40,6 +49,11 @@ struct Gate {
   // Whether the mailbox and the host are on this GPU. What the two tell each other then needs no
   // order for the whole system, whoever else reads the mailbox: only the host reads results.
   bool one_gpu = false;
+  // The word by which the host tells that it has begun to hand a layer over (MailboxLayout.begun).
+  // The launch behind the gate may begin then. It must not read the slot before the gate's launch
+  // has ended, or the gate has been passed (GatePassage). Null where the host does not tell, or
+  // there are several endpoints.
+  const uint32_t* begun = nullptr;
   // Words of the mailbox where both sides wait by stream memory operations (session.proto). Then
   // FinishKernel says that the layer before is finished, and the stream waits for `handed_over`
   // before the gate is passed. Both are null elsewhere: whoever passes the gate does all of it.
@@ -68,6 +82,11 @@ struct SharedGate : Gate {
   // Whether the gate is more than its Gate.
   bool is_shared() const { return endpoints > 1 || stamps != nullptr; }
 };
+
+// How long a hand-over that has begun may take, in nanoseconds. It takes microseconds. Launches
+// that began meanwhile keep multiprocessors from other work of the GPU, so a host that never ends
+// one is not waited for as long as one that has not begun.
+inline constexpr uint64_t kMostOfHandOver = 100'000'000;
 
 inline constexpr int kPeerWords = 32;  // two words never share a sector
 

@@ -20,7 +20,7 @@ namespace tributary::mailbox {
 inline constexpr size_t kAlignment = 128;
 // Where several endpoints share a mailbox, each has control words of its own. Those of one begin so
 // many bytes behind those of the endpoint before.
-inline constexpr size_t kControlBytes = 7 * kAlignment;
+inline constexpr size_t kControlBytes = 8 * kAlignment;
 
 // Bytes that one slot has room for: the most that any layer of a step takes.
 struct SlotRoom {
@@ -50,6 +50,9 @@ struct Layout {
   // or handed back and not taken; 0 otherwise. Any other value ends a wait.
   size_t handed_over = 0;
   size_t handed_back = 0;
+  // uint32: layers whose hand-over has begun and cannot be held up, times kBegunUnit. 0: the host
+  // does not tell, or there are several endpoints.
+  size_t begun = 0;
   size_t first_slot = 0;
   size_t slot_bytes = 0;
   int32_t slots = 0;
@@ -78,9 +81,14 @@ struct Layout {
   }
 };
 
-// `endpoints` share the mailbox. `timed`: slots have room for stamps.
-inline Layout LayOut(int32_t slots, const SlotRoom& room, int32_t endpoints = 1,
-                     bool timed = false) {
+// What a mailbox has beyond doorbells and tensors.
+struct LayoutOptions {
+  int32_t endpoints = 1;     // that share it
+  bool timed = false;        // slots have room for stamps
+  bool tells_begun = false;  // there is a word for hand-overs that have begun; of one endpoint
+};
+
+inline Layout LayOut(int32_t slots, const SlotRoom& room, const LayoutOptions& options = {}) {
   size_t end = 0;
   const auto place = [&end](size_t bytes) {
     const size_t begin = end;
@@ -96,18 +104,23 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room, int32_t endpoints = 1,
   layout.host_sleeps = place(sizeof(uint32_t));
   layout.handed_over = place(sizeof(uint32_t));
   layout.handed_back = place(sizeof(uint32_t));
-  layout.first_slot = kControlBytes * static_cast<size_t>(endpoints);
+  if (options.tells_begun) layout.begun = place(sizeof(uint32_t));
+  layout.first_slot = kControlBytes * static_cast<size_t>(options.endpoints);
   end = 0;
   layout.q = place(room.q);
   layout.k = place(room.k);
   layout.v = place(room.v);
   layout.output = place(room.output);
   layout.lse = place(room.lse);
-  if (timed) layout.stamps = place(sizeof(SlotStamps));
+  if (options.timed) layout.stamps = place(sizeof(SlotStamps));
   layout.slot_bytes = end;
   layout.bytes = layout.first_slot + layout.slot_bytes * static_cast<size_t>(slots);
   return layout;
 }
+
+// What each hand-over adds to Layout::begun, in parts: each of its blocks adds one when it runs,
+// and waits for no answer.
+inline constexpr uint32_t kBegunUnit = 1 << 16;
 
 // Values of google.rpc.Code in the status word: a wait was in vain; a rank lost another one.
 inline constexpr uint32_t kDeadlineExceeded = 4;

@@ -11,6 +11,7 @@ v1::MailboxLayout MessageOf(const Layout& layout) {
   out.set_host_sleeps(layout.host_sleeps);
   out.set_handed_over(layout.handed_over);
   out.set_handed_back(layout.handed_back);
+  out.set_begun(layout.begun);
   out.set_first_slot(layout.first_slot);
   out.set_slot_bytes(layout.slot_bytes);
   out.set_slots(layout.slots);
@@ -32,6 +33,7 @@ Layout ReadLayout(const v1::MailboxLayout& message) {
           .host_sleeps = message.host_sleeps(),
           .handed_over = message.handed_over(),
           .handed_back = message.handed_back(),
+          .begun = message.begun(),
           .first_slot = message.first_slot(),
           .slot_bytes = message.slot_bytes(),
           .slots = message.slots(),

@@ -106,6 +106,9 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   if (open.timed() && open.memory() != v1::SESSION_MEMORY_DEVICE) {
     return InvalidField("open.timed", "is of sessions whose memory is DEVICE");
   }
+  if (open.tells_begun() && open.memory() != v1::SESSION_MEMORY_DEVICE) {
+    return InvalidField("open.tells_begun", "is of sessions whose memory is DEVICE");
+  }
   worker::OpenSessionCommand& command = terms.command;
   TRIBUTARY_ASSIGN_OR_RETURN(command.q_dtype, ReadType(open.q_dtype(), "q_dtype"));
   TRIBUTARY_ASSIGN_OR_RETURN(command.kv_dtype, ReadType(open.kv_dtype(), "kv_dtype"));
@@ -122,7 +125,9 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   command.layout = mailbox::LayOut(
       open.slots(),
       RoomOfSlot(spec, terms, PaddedRows(command.max_rows), PaddedRows(command.max_new_tokens)),
-      command.endpoints, open.timed());
+      {.endpoints = command.endpoints,
+       .timed = open.timed(),
+       .tells_begun = open.tells_begun() && command.endpoints == 1});
   return terms;
 }
 

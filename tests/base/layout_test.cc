@@ -11,7 +11,7 @@ namespace {
 constexpr SlotRoom kRoom = {.q = 1000, .k = 200, .v = 300, .output = 4000, .lse = 50};
 
 TEST(Layout, EndpointsHaveWordsOfTheirOwnAndShareTheSlots) {
-  const Layout first = LayOut(2, kRoom, /*endpoints=*/3);
+  const Layout first = LayOut(2, kRoom, {.endpoints = 3});
   std::set<size_t> words;
   for (int32_t e = 0; e < 3; ++e) {
     const Layout layout = first.OfEndpoint(e);
@@ -31,9 +31,17 @@ TEST(Layout, EndpointsHaveWordsOfTheirOwnAndShareTheSlots) {
   EXPECT_EQ(LayOut(2, kRoom).first_slot, kControlBytes);
 }
 
+TEST(Layout, AWordForHandOversThatHaveBegunIsAskedFor) {
+  EXPECT_EQ(LayOut(2, kRoom).begun, 0u);
+  const Layout told = LayOut(2, kRoom, {.tells_begun = true});
+  EXPECT_GT(told.begun, told.handed_back);
+  EXPECT_EQ(told.begun % kAlignment, 0u);
+  EXPECT_LE(told.begun + kAlignment, told.first_slot);
+}
+
 TEST(Layout, OnlyTimedSessionsHaveStamps) {
   EXPECT_EQ(LayOut(2, kRoom).stamps, 0u);
-  const Layout timed = LayOut(2, kRoom, 1, /*timed=*/true);
+  const Layout timed = LayOut(2, kRoom, {.timed = true});
   EXPECT_GE(timed.stamps, timed.lse + kRoom.lse);
   EXPECT_LE(timed.stamps + sizeof(SlotStamps), timed.slot_bytes);
 }

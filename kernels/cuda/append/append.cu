@@ -415,6 +415,10 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<kWide>)
     if (args.gate.layer == 0) session = mailbox::CounterOf(args.gate);
     if (threadIdx.x == 0) mailbox::PassGate(args.gate, session, /*first=*/blockIdx.x == 0);
     __syncthreads();
+    // (By a thread of another warp, since it takes its time.)
+    if (args.gate.begun != nullptr && blockIdx.x == 0 && threadIdx.x == 32) {
+      mailbox::TellPassed(args.gate, session);
+    }
   }
   LetNextLaunchBegin();
   if (quad.IsPadding()) return;

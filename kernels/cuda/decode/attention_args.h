@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/mailbox/gate.h"
 #include "kernels/cuda/plan/work_item.h"
 #include "kernels/dtype.h"
 
@@ -60,6 +61,9 @@ struct AttentionArgs {
   // one begins (LateStripsOf). Everything else that is read must be there when that launch lets
   // this one begin. 0: nothing is known of it, and the kernels wait for the launches ahead.
   int32_t late_strips = 0;
+  // Where the launch ahead lets this one begin before a gate has been passed: nothing is read until
+  // it has. Where late_strips is 0 all of that launch is waited for anyway.
+  mailbox::GatePassage passage;
   Beside beside = Beside::kNothing;
   BlockPart block;
 };

@@ -54,7 +54,10 @@ Status LaunchSharedAttention(const KernelChoice& choice, const AttentionShape& s
   shared.block = {};
   // What only some strips of a sequence wait for is behind the pages that are shared; the gathered
   // queries are waited for at once.
-  if (gathered.rows != nullptr) shared.late_strips = 0;
+  if (gathered.rows != nullptr) {
+    shared.late_strips = 0;
+    shared.passage = {};
+  }
   AttentionArgs rest = args;
   if (gathered.side_by_side) {
     shared.partial_o += gathered.first_partial_row * gathered.shape.geometry.value_dim;
@@ -63,6 +66,7 @@ Status LaunchSharedAttention(const KernelChoice& choice, const AttentionShape& s
     shared.late_strips = 0;
     shared.beside = Beside::kNextLaunch;
     rest.late_strips = kNoLateStrips;
+    rest.passage = {};  // it begins when what is ahead of the shared launch has ended
     rest.beside = Beside::kLastLaunch;
   }
   if (Status status =

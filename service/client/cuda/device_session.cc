@@ -113,6 +113,7 @@ class CudaDeviceSession final : public DeviceSession {
     open.set_endpoints(options_.endpoints);
     open.set_kv_replicated(options_.kv_replicated);
     open.set_timed(options_.timed);
+    open.set_tells_begun(true);
     return Begin(first);
   }
 

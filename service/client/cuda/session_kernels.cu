@@ -79,6 +79,12 @@ __device__ bool LastBlock(const MailboxView& session) {
   return last;
 }
 
+// This block's part of kBegunUnit, which all blocks of a launch add up to.
+__device__ __forceinline__ uint32_t PartOfBegun() {
+  const uint32_t part = mailbox::kBegunUnit / gridDim.x;
+  return blockIdx.x == 0 ? mailbox::kBegunUnit - part * (gridDim.x - 1) : part;
+}
+
 struct HandOverArgs {
   MailboxView session;
   StridedTensor tensors[3];  // q, k, v
@@ -178,13 +184,19 @@ __global__ void __launch_bounds__(kThreads) HandOverKernel(const __grid_constant
     values[i] = __ldcs(VectorOf(args.tensors[t], index));
     offsets[i] = args.offsets[t] + PlaceInSlot(args, t, index);
   }
-  // Slots come free in the order of layers, mostly long before.
+  // Slots come free in the order of layers, mostly long before. What was taken back is finished.
   const auto slots = static_cast<uint32_t>(session.layout.slots);
+  const bool free_already = counter.failure == 0 && counter.unfinished + ahead < slots;
+  const bool tells = session.layout.begun != 0;
+  // A launch with more blocks than that has blocks that wait for others to end.
+  const bool tells_early = free_already && gridDim.x <= mailbox::kBegunUnit;
+  if (tells && tells_early && threadIdx.x == 0) {
+    mailbox::Add(WordOf(session, session.layout.begun), PartOfBegun());
+  }
   __shared__ bool free;
   if (threadIdx.x == 0) {
-    // What was taken back is finished.
-    free = counter.failure == 0 && (counter.unfinished + ahead < slots ||
-                                    AwaitFinished<kExtended>(session, counter, count + 1 - slots));
+    free = free_already ||
+           (counter.failure == 0 && AwaitFinished<kExtended>(session, counter, count + 1 - slots));
   }
   __syncthreads();
   if (free) {
@@ -199,6 +211,9 @@ __global__ void __launch_bounds__(kThreads) HandOverKernel(const __grid_constant
   if (free) {
     // A layer that was not handed over does not come back.
     if (session.stream_waits) atomicCAS_system(WordOf(session, session.layout.handed_back), 1u, 0u);
+    if (tells && !tells_early) {
+      mailbox::Add(WordOf(session, session.layout.begun), mailbox::kBegunUnit);
+    }
     mailbox::Ring(WordOf(session, session.layout.arrived), count + 1,
                   session.one_gpu && !session.several_gpus);
     LayerStamps* stamps = StampsOf(args, count);

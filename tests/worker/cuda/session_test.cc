@@ -246,6 +246,39 @@ TEST(GpuSessionTest, ASilentEndpointEndsTheSession) {
   }
 }
 
+// A host that says that it begins, and does not go on, is not waited for as long as one that is
+// silent: kernels that wait for it keep others from the GPU.
+TEST(GpuSessionTest, AHandOverThatBeginsAndDoesNotEndEndsTheSession) {
+  TRIBUTARY_SKIP_WITHOUT_GPU();
+  for (const StepKind kind : {StepKind::kDecode, StepKind::kDflash}) {
+    SessionRanks ranks;
+    const CacheSpec spec = LifecycleSpec(16);
+    ASSERT_TRUE(ranks.Send(CreateCacheCommand{spec}).status.ok());
+    ASSERT_TRUE(ranks.Send(SetTablesCommand{{{7, 0, {0, 1, 2, 3}}}}).status.ok());
+    DeviceMailbox mailbox;
+    const OpenSessionCommand command =
+        ranks.Open(spec, 8, DType::kBf16, DType::kBf16, std::chrono::minutes(5), &mailbox);
+    ASSERT_NE(command.layout.begun, 0u);
+    HostSession host(command, mailbox);
+    ASSERT_TRUE(ranks
+                    .Send(SessionStepCommand{.session = command.session,
+                                             .kind = kind,
+                                             .layers = {{1, 0}, {1, 1}},
+                                             .entries = {{.sequence = 7,
+                                                          .first_position = 0,
+                                                          .query_rows = 1,
+                                                          .new_tokens = 1}}})
+                    .status.ok());
+    const auto begin = std::chrono::steady_clock::now();
+    ASSERT_EQ(cudaMemcpyAsync(host.view().mailbox + command.layout.begun, &mailbox::kBegunUnit,
+                              sizeof(mailbox::kBegunUnit), cudaMemcpyDefault, host.stream()),
+              cudaSuccess);
+    const SessionNews news = ranks.log().AwaitEnd(command.session, 2);
+    EXPECT_EQ(news.status.code(), absl::StatusCode::kDeadlineExceeded) << news.status;
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  }
+}
+
 // A host's graph with layers of a session in it is launched again and again.
 TEST(GpuSessionTest, GraphsOfHostsGoOnForEver) {
   TRIBUTARY_SKIP_WITHOUT_GPU();

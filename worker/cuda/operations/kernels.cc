@@ -154,6 +154,7 @@ absl::Status CudaOperations::LaunchFewRows(const RowPass& pass, const PassLaunch
       .partial_lse = memory_.split_lse.as<float>(),
       .arrivals = memory_.arrivals.as<uint64_t>(),
       .late_strips = LateStrips(),
+      .passage = place_.passage(),
       .block = ContextTakesBlock(of_pass) ? BlockOf(pass) : cuda::BlockPart{}};
   if (of_pass.shared.rows > 0) {
     return ToAbsl(cuda::LaunchSharedAttention(launch.choice, launch.shape, args, launch.blocks,
@@ -269,8 +270,8 @@ absl::Status CudaOperations::AddBlock(const RowPass& pass, collective::HeadSlice
        .sinks = alone() ? SinksFrom(heads.begin) : nullptr,
        .o = partial.o,
        .lse = partial.lse,
-       // What it reads was copied before the launch ahead, which is over the context.
-       .begins_early = launches_begin_early()},
+       // What it reads was there before the launch ahead began, which is over the context.
+       .begins_early = launches_begin_early() && !place_.begins_before_arrival},
       stream_));
 }
 

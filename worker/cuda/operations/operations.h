@@ -51,6 +51,13 @@ struct CudaPlace {
   float* result_lse = nullptr;
   // The append passes this gate; it is then the first launch of the layer.
   mailbox::Gate gate;
+  // The launch behind the gate may begin before the layer has arrived (Gate::begun).
+  bool begins_before_arrival = false;
+  // Of the launch behind an append that passes the gate.
+  mailbox::GatePassage passage() const {
+    if (gate.begun == nullptr) return {};
+    return {.counter = gate.counter, .layer = gate.layer};
+  }
   // Where the layer is timed (Gate::stamps is not null): what is told when attention is over.
   mailbox::SharedGate timed_gate;
   // The group of GPUs in which partials are exchanged. Null: the rank's own.

@@ -21,7 +21,14 @@ __global__ void __launch_bounds__(32) GateKernel(const __grid_constant__ AnyGate
   if (gate.layer > 0) counter = mailbox::CounterOf(gate);
   cuda::WaitForLaunchesAhead();
   if (gate.layer == 0) counter = mailbox::CounterOf(gate);
-  if (threadIdx.x == 0) mailbox::PassGate(gate, counter, /*first=*/true);
+  if (threadIdx.x == 0) {
+    mailbox::PassGate(gate, counter, /*first=*/true);
+    // What begins behind this launch waits for its end. (But the count is never far behind.)
+    if (gate.layer < gate.layers) {
+      mailbox::Store(&gate.counter->passed,
+                     counter.first_count + static_cast<uint32_t>(gate.layer) + 1);
+    }
+  }
   __syncwarp();
   cuda::LetNextLaunchBegin();
 }

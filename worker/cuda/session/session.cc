@@ -237,6 +237,7 @@ mailbox::SharedGate CudaSession::GateOf(int32_t layer, int32_t layers, bool has_
   const bool is_root = own_rank_ == 0;
   // Other ranks do not share the GPU with the host.
   const bool stream_waits = waiting_ == Waiting::kStreamMemoryOps && is_root;
+  const bool hears_begun = command_.layout.begun != 0 && is_root && !stream_waits;
   uint32_t* peers = ranks_ > 1 ? memory_->finished_of_peers() : nullptr;
   mailbox::SharedGate gate;
   static_cast<mailbox::Gate&>(gate) = {
@@ -251,6 +252,7 @@ mailbox::SharedGate CudaSession::GateOf(int32_t layer, int32_t layers, bool has_
       .layers = layers,
       // Where other endpoints compute is not known.
       .one_gpu = is_root && command_.endpoints == 1 && command_.host_gpu == mailbox_.gpu,
+      .begun = hears_begun ? Word(command_.layout.begun) : nullptr,
       .handed_over = stream_waits ? Word(command_.layout.handed_over) : nullptr,
       .handed_back = stream_waits ? Word(command_.layout.handed_back) : nullptr,
       .exchange_failure = ranks_ > 1 ? memory_->group()->failure_word() : nullptr,
@@ -289,6 +291,7 @@ CudaPlace CudaSession::PlaceOf(const PlannedStep& step, const DevicePlan& plan,
       plan.listed_tokens().count == 0 &&
       cuda::AppendBlocks(step.geometry().kv, plan.append_places()) <= cuda::kMostGatedBlocks;
   if (small_append) place.gate = gate;
+  place.begins_before_arrival = gate.begun != nullptr;
   place.timed_gate = gate;
   return place;
 }

@@ -11,6 +11,7 @@
 // operand of K is 16 consecutive bytes of a slot, and its operand of V is four consecutive slots.
 #pragma once
 
+#include "base/mailbox/gate.cuh"
 #include "kernels/cuda/decode/packed_rows.cuh"
 #include "kernels/cuda/decode/queries.cuh"
 #include "kernels/cuda/decode/sm80/mma_output.cuh"
@@ -186,8 +187,15 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kBlocksPerMultiproce
   const WorkItem first = args.items[index];
   item_copier.Begin(args, index, &shared.items[0]);
   strips.next.Start(*reinterpret_cast<const int4*>(&first));
-  strips.Prefetch();
-  queries.Prefetch(args, first);
+  if (args.passage.counter == nullptr) {
+    strips.Prefetch();
+    queries.Prefetch(args, first);
+  } else {
+    // The launch is here before a session's layer has arrived. What it reads early would hold up
+    // the host's copy, and is not asked for twice once the gate has been passed.
+    if (threadIdx.x == 0) mailbox::AwaitPassage(args.passage);
+    SyncThreads<Traits::kThreads>();
+  }
   // (Beside the last launch all others ahead have ended.)
   const bool waits = args.beside != Beside::kLastLaunch;
   if (waits && (args.late_strips == 0 || first.packed_count == 0)) WaitForLaunchesAhead();
