@@ -13,11 +13,12 @@ namespace {
 
 class EmbeddedService {
  public:
-  EmbeddedService(const std::string& device, int workers) {
+  EmbeddedService(nb::handle device, nb::handle workers) {
+    CheckNotForked();
     tributary_service_options options{};
     options.size = sizeof options;
-    options.device = device.c_str();
-    options.workers = workers;
+    options.device = Text(device, "device");
+    options.workers = Integer<int32_t>(workers, "workers");
     Wait([&](tributary_error** error) { return tributary_serve(&options, &service_, error); });
   }
   ~EmbeddedService() { Stop(0); }
@@ -26,14 +27,16 @@ class EmbeddedService {
 
   std::string Target() const { return tributary_service_target(service_); }
 
-  // Once.
+  // Once. In a child of fork() the parent's service is left alone.
   void Stop(double drain) {
+    if (!process_.IsThis()) return;
     tributary_service* service = std::exchange(service_, nullptr);
     nb::gil_scoped_release others_run;
     tributary_service_stop(service, static_cast<int64_t>(drain * 1000));
   }
 
  private:
+  Process process_;
   tributary_service* service_ = nullptr;
 };
 
@@ -44,7 +47,7 @@ void BindService(nb::module_& m) {
 #ifdef TRIBUTARY_HAS_EMBEDDED
   m.attr("has_embedded_service") = true;
   nb::class_<EmbeddedService>(m, "EmbeddedService")
-      .def(nb::init<const std::string&, int>())
+      .def(nb::init<nb::handle, nb::handle>(), nb::arg().none(), nb::arg().none())
       .def("target", &EmbeddedService::Target)
       .def("stop", &EmbeddedService::Stop);
 #else

@@ -15,13 +15,9 @@ namespace {
 using Address = std::tuple<uintptr_t, int, bool, std::tuple<int, int, int>,
                            std::tuple<int64_t, int64_t, int64_t>>;
 
-[[noreturn]] void Wrong(const std::string& field, const std::string& what) {
-  Fail(TRIBUTARY_INVALID_ARGUMENT, field + ": " + what, field);
-}
-
 template <typename Array>
 Address Locate(const char* field, const Array& array) {
-  if (array.ndim() != 3) Wrong(std::string(field) + ".shape", "must be [rows, heads, dim]");
+  if (array.ndim() != 3) Refuse(Field(field, "shape"), "must be [rows, heads, dim]");
   const bool is_bytes = array.dtype() == nb::dtype<uint8_t>();
   const auto size = [&](int i) { return static_cast<int>(array.shape(i)); };
   return {reinterpret_cast<uintptr_t>(array.data()),
@@ -29,6 +25,38 @@ Address Locate(const char* field, const Array& array) {
           array.device_type() != nb::device::cpu::value,
           {size(0), size(1), size(2)},
           {array.stride(0), array.stride(1), array.stride(2)}};
+}
+
+// Entries of a step, whose last parts may be left out.
+std::vector<tributary_step_entry> TakeEntries(nb::handle given) {
+  constexpr const char* kWanted = "must be a StepEntry: (sequence, first_position, rows, ...)";
+  constexpr size_t kParts = 7;
+  std::vector<tributary_step_entry> entries;
+  const size_t count = Length(given, "entries", "must be a sequence of StepEntry");
+  entries.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto field = [i](const char* part) { return Field("entries", i, part); };
+    const nb::object of = Item(given, i);
+    const size_t parts = Length(of, field(""), kWanted);
+    if (parts < 3 || parts > kParts) Refuse(field(""), kWanted, of);
+    // None: not stated.
+    const auto part = [&](size_t at) { return at < parts ? Item(of, at) : nb::none(); };
+    tributary_step_entry& entry = entries.emplace_back();
+    entry.sequence = Integer<uint64_t>(part(0), field("sequence"));
+    entry.first_position = Integer<int64_t>(part(1), field("first_position"));
+    entry.rows = Integer<int32_t>(part(2), field("rows"));
+    if (parts > 3) entry.new_tokens = Integer<int32_t>(part(3), field("new_tokens"));
+    if (const nb::object to = part(4); !to.is_none()) {
+      entry.has_truncate_to = 1;
+      entry.truncate_to = Integer<int64_t>(to, field("truncate_to"));
+    }
+    if (const nb::object from = part(5); !from.is_none()) {
+      entry.has_fork_from = 1;
+      entry.fork_from = Integer<uint64_t>(from, field("fork_from"));
+    }
+    entry.fork_length = TakeLength(part(6), field("fork_length"));
+  }
+  return entries;
 }
 
 }  // namespace
@@ -51,10 +79,14 @@ Session::Session(tributary_client* client, const tributary_endpoint& endpoint) {
 
 template <typename Body>
 void Session::InTurn(const Body& body) {
+  process_.Check("session");
+  bool was_closed = false;
   Wait([&](tributary_error** error) {
     const std::lock_guard alone(turn_);
-    return session_ == nullptr ? TRIBUTARY_CANCELLED : body(session_, error);
+    was_closed = session_ == nullptr;
+    return was_closed ? TRIBUTARY_OK : body(session_, error);
   });
+  if (was_closed) Fail(TRIBUTARY_CANCELLED, "the session was closed", "");
 }
 
 std::tuple<int, int, int, int, bool, int, int> Session::Info() const {
@@ -67,41 +99,28 @@ std::tuple<int, int, uint64_t, nb::bytes> Session::Endpoint() const {
           nb::bytes(info_.secret, sizeof info_.secret)};
 }
 
-std::tuple<int, int, int, int, int, int> Session::LayerShape(int layer) {
+std::tuple<int, int, int, int, int, int> Session::LayerShape(nb::handle layer) {
+  const auto number = Integer<int32_t>(layer, "layer");
   tributary_layer_shape shape{};
   shape.size = sizeof shape;
   InTurn([&](tributary_session* session, tributary_error** error) {
-    return tributary_session_layer_shape(session, layer, &shape, error);
+    return tributary_session_layer_shape(session, number, &shape, error);
   });
   return {shape.q_heads,        shape.kv_heads,     shape.head_dim,
           shape.value_head_dim, shape.first_q_head, shape.first_kv_head};
 }
 
-uint64_t Session::Submit(int mode, int first_layer, int layers, const StepEntries& entries,
-                         bool append_only) {
-  std::vector<tributary_step_entry> stated;
-  stated.reserve(entries.size());
-  for (const auto& [sequence, position, rows, tokens, truncate_to, fork_from, length] : entries) {
-    tributary_step_entry entry{};
-    entry.sequence = sequence;
-    entry.first_position = position;
-    entry.rows = rows;
-    entry.new_tokens = tokens;
-    entry.has_truncate_to = truncate_to.has_value();
-    entry.truncate_to = truncate_to.value_or(0);
-    entry.has_fork_from = fork_from.has_value();
-    entry.fork_from = fork_from.value_or(0);
-    entry.fork_length = length.value_or(-1);
-    stated.push_back(entry);
-  }
+uint64_t Session::Submit(int mode, nb::handle first_layer, nb::handle layers, nb::handle entries,
+                         nb::handle append_only) {
+  const std::vector<tributary_step_entry> stated = TakeEntries(entries);
   tributary_step step{};
   step.size = sizeof step;
   step.mode = static_cast<tributary_mode>(mode);
-  step.first_layer = first_layer;
-  step.layers = layers;
+  step.first_layer = Integer<int32_t>(first_layer, "first_layer");
+  step.layers = Integer<int32_t>(layers, "layers");
   step.entries = stated.data();
   step.entry_count = stated.size();
-  step.append_only = append_only;
+  step.append_only = Truth(append_only, "append_only");
   uint64_t number = 0;
   InTurn([&](tributary_session* session, tributary_error** error) {
     return tributary_session_submit(session, &step, &number, error);
@@ -116,21 +135,21 @@ tributary_rows Session::Rows(const char* field, nb::handle tensor, bool written)
   if (nb::isinstance<nb::tuple>(tensor)) {
     address = nb::cast<Address>(tensor);
   } else if (written) {
-    address = Locate(field, nb::cast<nb::ndarray<>>(tensor, /*convert=*/false));
+    address = Locate(field, Tensor<nb::ndarray<>>(tensor, field, /*may_copy=*/false));
   } else {
-    address = Locate(field, nb::cast<nb::ndarray<nb::ro>>(tensor, /*convert=*/false));
+    address = Locate(field, Tensor<nb::ndarray<nb::ro>>(tensor, field, /*may_copy=*/false));
   }
   const auto& [data, dtype, on_gpu, shape, strides] = address;
   if (dtype != (written ? info_.output_dtype : info_.dtype))
-    Wrong(field, "must have the dtype of the session");
+    Refuse(field, "must have the dtype of the session");
   if (on_gpu != (info_.memory == TRIBUTARY_MEMORY_DEVICE))
-    Wrong(field, on_gpu ? "is on a GPU, the session in host memory" : "must be on the GPU");
+    Refuse(field, on_gpu ? "is on a GPU, the session in host memory" : "must be on the GPU");
   if (std::get<2>(strides) != 1 && std::get<2>(shape) > 1)
-    Wrong(std::string(field) + ".strides", "must be dense within a head");
+    Refuse(Field(field, "strides"), "must be dense within a head");
   // 0 would stand for dense.
   const bool same = (std::get<0>(strides) == 0 && std::get<0>(shape) > 1) ||
                     (std::get<1>(strides) == 0 && std::get<1>(shape) > 1);
-  if (same) Wrong(std::string(field) + ".strides", "must not be 0");
+  if (same) Refuse(Field(field, "strides"), "must not be 0");
   rows.data = reinterpret_cast<const void*>(data);
   rows.rows = std::get<0>(shape);
   rows.heads = std::get<1>(shape);
@@ -152,10 +171,11 @@ void Session::Attend(nb::handle q, nb::handle k, nb::handle v, nb::handle out, n
   if (nb::isinstance<nb::int_>(lse)) {  // of torch, checked by tributary.session
     layer.lse = reinterpret_cast<float*>(nb::cast<uintptr_t>(lse));
   } else if (!lse.is_none()) {
-    const auto array = nb::cast<nb::ndarray<nb::c_contig, nb::device::cpu>>(lse, false);
+    const auto array =
+        Tensor<nb::ndarray<nb::c_contig, nb::device::cpu>>(lse, "lse", /*may_copy=*/false);
     const bool fits = array.ndim() == 2 && array.shape(0) == layer.q.rows &&
                       array.shape(1) == layer.q.heads && array.dtype() == nb::dtype<float>();
-    if (!fits) Wrong("lse", "must be float32 [rows, q_heads]");
+    if (!fits) Refuse("lse", "must be float32 [rows, q_heads]");
     layer.lse = static_cast<float*>(array.data());
   }
   InTurn([&](tributary_session* session, tributary_error** error) {
@@ -163,21 +183,22 @@ void Session::Attend(nb::handle q, nb::handle k, nb::handle v, nb::handle out, n
   });
 }
 
-void Session::Append(nb::handle k, nb::handle v, int rows, uintptr_t stream) {
+void Session::Append(nb::handle k, nb::handle v, nb::handle rows, uintptr_t stream) {
   tributary_session_layer layer{};
   layer.size = sizeof layer;
   layer.k = Rows("k", k, false);
   layer.v = Rows("v", v, false);
-  if (layer.k.data == nullptr) layer.k.rows = rows;
+  if (layer.k.data == nullptr) layer.k.rows = Integer<int32_t>(rows, "rows");
   layer.stream = reinterpret_cast<void*>(stream);
   InTurn([&](tributary_session* session, tributary_error** error) {
     return tributary_session_append(session, &layer, error);
   });
 }
 
-void Session::Await(uint64_t step) {
+void Session::Await(nb::handle step) {
+  const auto number = Integer<uint64_t>(step, "step");
   InTurn([&](tributary_session* session, tributary_error** error) {
-    return tributary_session_await(session, step, error);
+    return tributary_session_await(session, number, error);
   });
 }
 
@@ -188,6 +209,7 @@ void Session::Status() {
 }
 
 void Session::Close() {
+  if (!process_.IsThis()) return;
   Wait([&](tributary_error** error) {
     const std::lock_guard alone(turn_);
     return tributary_session_close(std::exchange(session_, nullptr), error);
@@ -195,6 +217,7 @@ void Session::Close() {
 }
 
 void Session::Abandon() {
+  if (!process_.IsThis()) return;
   Wait([&](tributary_error**) {
     const std::lock_guard alone(turn_);
     tributary_session_abandon(std::exchange(session_, nullptr));
@@ -203,16 +226,16 @@ void Session::Abandon() {
 }
 
 void BindSession(nb::module_& m) {
+  const auto any = nb::arg().none();  // as in client.cc
   nb::class_<Session>(m, "Session")
       .def("info", &Session::Info)
       .def("endpoint", &Session::Endpoint)
       .def("warning", &Session::Warning)
-      .def("layer_shape", &Session::LayerShape)
-      .def("submit", &Session::Submit)
-      .def("attend", &Session::Attend, nb::arg(), nb::arg().none(), nb::arg().none(),
-           nb::arg().none(), nb::arg().none(), nb::arg())
-      .def("append", &Session::Append, nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg())
-      .def("wait", &Session::Await)
+      .def("layer_shape", &Session::LayerShape, any)
+      .def("submit", &Session::Submit, nb::arg(), any, any, any, any)
+      .def("attend", &Session::Attend, any, any, any, any, any, nb::arg())
+      .def("append", &Session::Append, any, any, any, nb::arg())
+      .def("wait", &Session::Await, any)
       .def("status", &Session::Status)
       .def("close", &Session::Close)
       .def("abandon", &Session::Abandon);

@@ -11,17 +11,12 @@
 
 namespace tributary::python {
 
-// (sequence, first position, rows, new tokens, truncate to, fork from, tokens of the fork)
-using StepEntries =
-    std::vector<std::tuple<uint64_t, int64_t, int32_t, int32_t, std::optional<int64_t>,
-                           std::optional<uint64_t>, std::optional<int64_t>>>;
-
 class Session {
  public:
   Session(tributary_client* client, const tributary_session_options& options);
   // Joins another process's session.
   Session(tributary_client* client, const tributary_endpoint& endpoint);
-  ~Session() { Abandon(); }
+  ~Session() { Abandon(); }  // in another process than that which made it, it is left as it is
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -32,24 +27,27 @@ class Session {
   // What would make it faster, or "".
   const std::string& Warning() const { return warning_; }
   // (q_heads, kv_heads, head_dim, value_head_dim, first_q_head, first_kv_head)
-  std::tuple<int, int, int, int, int, int> LayerShape(int layer);
-  uint64_t Submit(int mode, int first_layer, int layers, const StepEntries& entries,
-                  bool append_only);
+  std::tuple<int, int, int, int, int, int> LayerShape(nb::handle layer);
+  // Entries are as tributary.StepEntry has them.
+  uint64_t Submit(int mode, nb::handle first_layer, nb::handle layers, nb::handle entries,
+                  nb::handle append_only);
   void Attend(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse,
               uintptr_t stream);
   // `rows`: new tokens, where k and v are none.
-  void Append(nb::handle k, nb::handle v, int rows, uintptr_t stream);
-  void Await(uint64_t step);
+  void Append(nb::handle k, nb::handle v, nb::handle rows, uintptr_t stream);
+  void Await(nb::handle step);
   void Status();
   void Close();
   void Abandon();
 
  private:
-  // Runs `body(session, error)` without the GIL, and with no other thread in the session.
+  // Runs `body(session, error)` without the GIL, and with no other thread in the session. Fails in
+  // another process than that which made the session, where another thread may seem to be in it.
   template <typename Body>
   void InTurn(const Body& body);
   tributary_rows Rows(const char* field, nb::handle tensor, bool written);
 
+  Process process_;
   tributary_session_info info_{};
   std::string warning_;
   std::mutex turn_;

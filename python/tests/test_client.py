@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -187,8 +188,9 @@ class Calls(WithService):
         done = cache.attend(0, [Entry(cache.open(), 0, 1, 1)], q, q[:, :KV_HEADS], q[:, :KV_HEADS], out=out)
         self.assertIs(done.output, out)
         np.testing.assert_allclose(out, 1, atol=1e-2)
-        with self.assertRaises(TypeError):  # a copy would be written, and lost
+        with self.assertRaises(errors.InvalidArgument) as caught:  # a copy would be written, and lost
             cache.attend(0, [Entry(cache.open(), 0, 1)], q, out=np.zeros((1, DIM, HEADS), np.float32).transpose(0, 2, 1))
+        self.assertEqual((caught.exception.field, str(caught.exception)), ("out", "out: must be contiguous"))
 
     def test_outputs_of_other_types(self):
         cache = self.cache(layer_specs=(LayerSpec(o_scale=0.25),))
@@ -348,7 +350,7 @@ class Calls(WithService):
         for wrong in (0, -1.0):
             with self.assertRaises(errors.InvalidArgument) as caught:
                 cache.open(timeout=wrong)
-            self.assertEqual(caught.exception.field, "timeout_ms")
+            self.assertEqual(caught.exception.field, "timeout")
 
 
     def test_tensors_are_in_memory_that_was_handed_over_at_the_socket(self):
@@ -728,6 +730,55 @@ class EmbeddedService(unittest.TestCase):
         self.assertEqual((said.returncode, said.stdout, said.stderr), (0, "ok\n", ""))
 
 
+class Forked(unittest.TestCase):
+    """Children of os.fork have the parent's objects and none of its threads."""
+
+    # Ends with what `child` returns there, and then with what `parent` returns.
+    PROGRAM = """
+import os, sys, numpy as np, tributary
+from tributary import CacheSpec, Entry, StepEntry, errors
+
+def refused(function, *args):
+    try:
+        function(*args)
+    except errors.FailedPrecondition:
+        return 0
+    return 1
+
+service = tributary.serve({serve})
+client = tributary.Client(service.target, timeout=20)
+cache = client.create_cache("c", CacheSpec(1, 4, 2, 64, 256, kv_dtype="bf16"))
+q, sequence = np.ones((1, 4, 64), np.float32), cache.open()
+session = cache.session(max_rows=1)
+child = os.fork()
+if child == 0:
+    session.abandon()
+    session.close()
+    wrong = refused(cache.open) + refused(cache.attend, 0, [(sequence, 0, 1, 0)], q)
+    wrong += refused(lambda: session.submit([StepEntry(sequence, 0, 1, 1)], layers=1))
+    wrong += refused(tributary.Client, service.target)
+    client.close()
+    service.close()
+    sys.exit(wrong)  # with all finalizers
+wrong = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+step = session.submit([StepEntry(sequence, 0, 1, 1)], layers=1)
+output = session.attend(q, q[:, :2], q[:, :2])
+session.wait(step)
+np.testing.assert_allclose(output, q, atol=1e-2)
+session.close()
+client.close()
+service.close()
+sys.exit(wrong)
+"""
+
+    def test_a_child_leaves_its_parents_service_alone(self):
+        for serve in ("", "program=''"):  # in this process, and beside it
+            with self.subTest(serve):
+                program = self.PROGRAM.format(serve=serve)
+                done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
 class Errors(WithService):
     def test_a_position_beyond_the_end_tells_the_length(self):
         cache = self.cache()
@@ -749,6 +800,61 @@ class Errors(WithService):
             self.client.create_cache("odd", CacheSpec(1, 1, 1, 65, 100))
         with self.assertRaises(ValueError):
             CacheSpec(1, 1, 1, DIM, 100, kv_dtype="int3")
+
+    def refused(self, field, function, *args, **more):
+        """The function refuses one of its arguments, by name; says with what words."""
+        with self.assertRaises(errors.InvalidArgument) as caught:
+            function(*args, **more)
+        self.assertEqual(caught.exception.field, field)
+        self.assertTrue(str(caught.exception).startswith(f"{field}: "), caught.exception)
+        return str(caught.exception)
+
+    def test_an_argument_that_is_not_what_it_must_be_is_named(self):
+        cache = self.cache()
+        q, sequence = np.ones((1, HEADS, DIM), np.float32), cache.open()
+        kv = q[:, :KV_HEADS]
+        cache.attend(0, [Entry(sequence, 0, 1, 1)], q, kv, kv)
+        row = [Entry(sequence, 0, 1)]
+        self.assertIn("'1'", self.refused("entries[0].rows", cache.attend, 0, [(sequence, 0, "1", 0)], q))
+        for field, entries in {
+            "entries": 7,
+            "entries[0]": [7],
+            "entries[0].sequence": [(-1, 0, 1, 0)],
+            "entries[1].first_position": [*row, (sequence, 1 << 63, 1, 0)],
+            "entries[0].rows": [(sequence, 0, -1, 0)],
+            "entries[0].new_tokens": [(sequence, 0, 1, -1)],
+        }.items():
+            with self.subTest(field):
+                self.refused(field, cache.attend, 0, entries, q)
+        self.refused("layer", cache.attend, "0", row, q)
+        self.refused("timeout", cache.attend, 0, row, q, timeout="soon")
+        self.refused("timeout", cache.attend, 0, row, q, timeout=float("nan"))
+        self.refused("length", cache.fork, sequence, -1)  # not all of them
+        self.refused("sequence", cache.truncate, None, 1)
+        self.refused("updates[0].length", cache.update, [("fork", sequence, -1)])
+        self.refused("cache_id", self.client.create_cache, "a\0b", cache.spec)  # not "a"
+        self.refused("spec.layers", self.client.create_cache, "odd", CacheSpec("2", 1, 1, DIM, 100))
+        self.refused("layer_specs[0]", CacheSpec, 1, 1, 1, DIM, 100, layer_specs=(None,))
+        self.refused("spec", self.client.create_cache, "odd", None)
+        self.assertEqual(cache.truncate(sequence, 9), 0, "layer 1 holds nothing, and nothing has changed")
+
+    def test_a_tensor_that_is_none_is_named(self):
+        cache = self.cache()
+        q, row = np.ones((1, HEADS, DIM), np.float32), [Entry(cache.open(), 0, 1)]
+        self.refused("q", cache.attend, 0, row, "q")
+        self.refused("q.shape", cache.attend, 0, row, q[0])
+        self.assertIn("byte order", self.refused("q", cache.attend, 0, row, q.astype(">f4")))
+        self.refused("q", cache.attend, 0, row, q.astype(np.float64))
+        fixed = np.zeros_like(q)
+        fixed.flags.writeable = False
+        self.assertIn("writable", self.refused("out", cache.attend, 0, row, q, out=fixed))
+
+    def test_a_scale_that_float32_has_not_is_refused(self):
+        cache = self.cache()
+        q, row = np.ones((1, HEADS, DIM), np.float32), [Entry(cache.open(), 0, 1)]
+        for scale in (0, -1.0, 1e-60, 1e60, float("inf"), float("nan"), "1"):  # 1e-60 would be 0: the layer's
+            with self.subTest(scale):
+                self.refused("o_scale", cache.attend, 0, row, q, output_dtype="fp8_e4m3", o_scale=scale)
 
     def test_nobody_answers(self):
         begin = time.monotonic()
@@ -884,6 +990,19 @@ class RandomOperations(WithService):
 
 
 class Importing(unittest.TestCase):
+    def test_what_a_host_generates_of_the_proto_is_found_beside_the_package(self):
+        with tempfile.TemporaryDirectory() as folder:
+            generated = os.path.join(folder, "tributary", "v1")
+            os.makedirs(generated)
+            with open(os.path.join(generated, "types_pb2.py"), "w", encoding="utf-8") as file:
+                file.write("MADE_BY_PROTOC = True\n")
+            code = "import tributary, tributary.v1.types_pb2 as pb; assert pb.MADE_BY_PROTOC and tributary.Client"
+            subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": folder})
+
+    def test_modules_are_imported_when_they_are_named(self):
+        code = "import tributary; tributary.aio.connect; assert not hasattr(tributary, 'nothing')"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
     def test_is_quick_and_brings_no_torch(self):
         code = ("import numpy, sys, time; begin = time.monotonic(); import tributary; "
                 "assert 'torch' not in sys.modules; print(time.monotonic() - begin)")

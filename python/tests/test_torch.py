@@ -5,7 +5,7 @@ import unittest
 import torch
 from served import WithService
 
-from tributary import CacheSpec, Entry, StepEntry, ops
+from tributary import CacheSpec, Entry, StepEntry, errors, ops
 
 HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 64, 2
 
@@ -28,6 +28,28 @@ class Torch(WithService):
                 torch.testing.assert_close(out, q)
                 again = self.cache.attend(0, call, q, q[:, :KV_HEADS], q[:, :KV_HEADS]).output
                 self.assertEqual((again.dtype, again.device), (dtype, q.device))
+
+    def test_a_tensor_that_stands_for_its_negative(self):
+        q, sequence = torch.zeros(1, HEADS, DIM), self.cache.open()
+        v = torch.ones(1, KV_HEADS, DIM, dtype=torch.complex64).mul(1j).conj().imag  # -1, held as 1
+        self.assertTrue(v.is_neg())
+        k = torch.zeros(1, KV_HEADS, DIM)
+        torch.testing.assert_close(self.cache.attend(0, [Entry(sequence, 0, 1, 1)], q, k, v).output, q - 1)
+        with self.cache.session(max_rows=1) as session:
+            number = session.submit([StepEntry(self.cache.open(), 0, 1, 1)], layers=1)
+            torch.testing.assert_close(session.attend(q, k, v), q - 1)
+            session.wait(number)
+        out = torch.ones(1, HEADS, DIM, dtype=torch.complex64).conj().imag
+        with self.assertRaises(errors.InvalidArgument) as caught:
+            self.cache.attend(0, [Entry(sequence, 0, 1)], q, out=out)
+        self.assertEqual(caught.exception.field, "out")
+
+    def test_what_is_no_dense_tensor_of_this_machine_is_named(self):
+        q, row = torch.ones(1, HEADS, DIM), [Entry(self.cache.open(), 0, 1)]
+        for tensor, why in ((q.to_sparse(), "sparse"), (q.to("meta"), "meta")):
+            with self.subTest(why), self.assertRaises(errors.InvalidArgument) as caught:
+                self.cache.attend(0, row, tensor)
+            self.assertEqual((caught.exception.field, why in str(caught.exception)), ("q", True), caught.exception)
 
     def test_a_session_takes_views_as_they_are(self):
         # As a model has them: [batch, heads, rows, dim] of a fused projection.

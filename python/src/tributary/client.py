@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core
-from ._tensors import CODES, bits, dtype_code, empty_beside, empty_output, output_bits, output_code
+from ._tensors import (
+    CODES,
+    bits,
+    dtype_code,
+    empty_beside,
+    empty_output,
+    output_bits,
+    output_code,
+    shape_of,
+    written,
+)
+from .errors import refused
 from .session import MEMORIES, Invitation, Session
 
 _KV_DTYPES = ("fp8_e4m3", "fp8_e5m2", "bf16", "f16", "f32", "nvfp4")
@@ -21,20 +32,20 @@ _WINDOW_BASES = {"query": 1, "anchor": 2}
 _UPDATES = {"open": 1, "fork": 2, "truncate": 3, "close": 4}
 
 
-def _update(update: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    """A change as the core takes it: kind, sequence, parent, length."""
+def _update(update: tuple[Any, ...]) -> tuple[int, Any, Any, Any]:
+    """A change as the core takes it: kind, sequence, parent, length; of a fork with all tokens the length is None."""
     match update:
         case ("open",):
             return (_UPDATES["open"], 0, 0, 0)
         case ("fork", parent):
-            return (_UPDATES["fork"], 0, parent, -1)
+            return (_UPDATES["fork"], 0, parent, None)
         case ("fork", parent, length):
             return (_UPDATES["fork"], 0, parent, length)
         case ("truncate", sequence, length):
             return (_UPDATES["truncate"], sequence, 0, length)
         case ("close", sequence):
             return (_UPDATES["close"], sequence, 0, 0)
-    raise ValueError(f"updates: {update!r} is no change of a sequence")
+    raise refused("updates", f"{update!r} is no change of a sequence")
 
 
 @dataclass(frozen=True)
@@ -59,9 +70,9 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         if self.kv_dtype and self.kv_dtype not in _KV_DTYPES:
-            raise ValueError(f"kv_dtype: must be one of {', '.join(_KV_DTYPES)}, is {self.kv_dtype!r}")
+            raise refused("kv_dtype", f"must be one of {', '.join(_KV_DTYPES)}, is {self.kv_dtype!r}")
         if self.window_base not in _WINDOW_BASES:
-            raise ValueError(f"window_base: must be one of {', '.join(_WINDOW_BASES)}, is {self.window_base!r}")
+            raise refused("window_base", f"must be one of {', '.join(_WINDOW_BASES)}, is {self.window_base!r}")
 
     @property
     def _kv_dtype_code(self) -> int:
@@ -97,10 +108,13 @@ class CacheSpec:
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in _KV_DTYPES:
-            raise ValueError(f"kv_dtype: must be one of {', '.join(_KV_DTYPES)}, is {self.kv_dtype!r}")
+            raise refused("kv_dtype", f"must be one of {', '.join(_KV_DTYPES)}, is {self.kv_dtype!r}")
+        for index, layer in enumerate(self.layer_specs):
+            if not isinstance(layer, LayerSpec):
+                raise refused(f"layer_specs[{index}]", f"must be a LayerSpec, is {type(layer).__name__}")
         for mode in self.modes:
             if mode not in _MODES:
-                raise ValueError(f"modes: must be of {', '.join(_MODES)}, has {mode!r}")
+                raise refused("modes", f"must be of {', '.join(_MODES)}, has {mode!r}")
 
     @property
     def _kv_dtype_code(self) -> int:
@@ -150,7 +164,9 @@ class Call:
 
     def result(self) -> Attention:
         """Waits for the answer. Raises what `Cache.attend` would have raised, and `Cancelled` after `cancel`."""
-        self._over.wait()  # the client ends every call by its timeout
+        if not self._over.is_set():
+            self._core.check_process()  # in a child of fork() nobody would end it
+            self._over.wait()  # the client ends every call by its timeout
         if self._error is not None:
             raise self._error
         return self._attention
@@ -176,6 +192,8 @@ class Cache:
     """
 
     def __init__(self, core: _core.Client, id: str, spec: CacheSpec, timeout: float | None = None) -> None:
+        if not isinstance(spec, CacheSpec):
+            raise refused("spec", f"must be a CacheSpec, is {type(spec).__name__}")
         self._core = core
         self.id = id
         self.spec = spec
@@ -275,7 +293,7 @@ class Cache:
             With what would make the session faster, as the service says (`Session.warning`); once for a cache.
         """
         if memory not in MEMORIES:
-            raise ValueError(f"memory: must be one of {', '.join(MEMORIES)}, is {memory!r}")
+            raise refused("memory", f"must be one of {', '.join(MEMORIES)}, is {memory!r}")
         tokens = max_rows if max_new_tokens is None else max_new_tokens
         core = self._core.open_session(
             self.id,
@@ -317,8 +335,7 @@ class Cache:
         ResourceExhausted
             No free pages. Nothing was changed.
         """
-        stated = [(e[0], e[1], e[2], 0) for e in entries]
-        self._core.append(self.id, layer, stated, bits(k), bits(v), timeout)
+        self._core.append(self.id, layer, entries, bits(k), bits(v), timeout)
 
     def attend(
         self,
@@ -409,24 +426,23 @@ class Cache:
     ) -> tuple[tuple[Any, ...], Attention]:
         """What the extension module is told of a call, and where its results will be."""
         if mode not in _MODES:
-            raise ValueError(f"mode: must be one of {', '.join(_MODES)}, is {mode!r}")
-        if o_scale is not None and not o_scale > 0:
-            raise ValueError(f"o_scale: must be > 0, is {o_scale!r}")
+            raise refused("mode", f"must be one of {', '.join(_MODES)}, is {mode!r}")
         dim = self._value_head_dim(layer)
-        kind = (output_code(output_dtype), 0.0 if o_scale is None else o_scale, dim)
-        shape = (q.shape[0], q.shape[1], dim)
+        kind = (output_code(output_dtype), o_scale, dim)
+        rows, heads, _ = shape_of("q", q)
+        shape = (rows, heads, dim)
         if out is None:
             out = empty_beside(q, shape) if output_dtype is None else empty_output(q, shape, output_dtype)
-        sums = np.empty(q.shape[:2], np.float32) if lse else None
-        stated = [(e[0], e[1], e[2], e[3]) for e in entries]
+        sums = np.empty((rows, heads), np.float32) if lse else None
+        written("out", out)
         into = bits(out) if output_dtype is None else output_bits(out)
-        args = (self.id, layer, _MODES[mode], stated, bits(q), bits(k), bits(v), into, sums, yield_ms, kind)
+        args = (self.id, layer, _MODES[mode], entries, bits(q), bits(k), bits(v), into, sums, yield_ms, kind)
         return args, Attention(out, sums)
 
     def _value_head_dim(self, layer: int) -> int:
         specs = self.spec.layer_specs
         if specs:
-            of_layer = specs[layer if 0 <= layer < len(specs) else 0]
+            of_layer = specs[layer if isinstance(layer, int) and 0 <= layer < len(specs) else 0]
             if of_layer.value_head_dim or of_layer.head_dim:
                 return of_layer.value_head_dim or of_layer.head_dim
         return self.spec.value_head_dim or self.spec.head_dim

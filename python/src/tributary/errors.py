@@ -145,6 +145,11 @@ class Unauthenticated(TributaryError):
     code = "UNAUTHENTICATED"
 
 
+def refused(field: str, what: str) -> InvalidArgument:
+    """An argument that is not what it must be."""
+    return InvalidArgument(f"{field}: {what}", field)
+
+
 # By number, from CANCELLED (1) on.
 _BY_NUMBER: tuple[type[TributaryError], ...] = (
     Cancelled,

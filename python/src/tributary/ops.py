@@ -10,6 +10,7 @@ import weakref
 
 import torch
 
+from .errors import refused
 from .session import Session
 
 _numbers = itertools.count(1)
@@ -24,7 +25,7 @@ class Handle:
 
     def __init__(self, session: Session, device: torch.device | str = "cpu") -> None:
         if session.output_dtype != session.dtype:
-            raise ValueError(f"session: must have outputs of its own dtype, {session.dtype}")
+            raise refused("session", f"must have outputs of its own dtype, {session.dtype}")
         self.number = next(_numbers)
         self.order = _order.setdefault(str(device), torch.zeros(1, dtype=torch.int32, device=device))
         self._session = session

@@ -15,20 +15,23 @@ from types import TracebackType
 from . import _core, errors
 from .client import Client
 
+_MOST_WORKERS = 1024  # of one process, as the service has it
 _DRAIN = 5.0  # seconds that calls in flight may take to finish
 # What the driver must find when the process first uses a GPU. Streams that share a queue of the GPU would wait for each
 # other, and so would a kernel that is loaded when it is first launched and one that waits for it.
 _CUDA = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
 
 
-def _stop_process(process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
+def _stop_process(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a child of fork() has a copy of this: the process and its folder are its parent's
     process.terminate()
     try:
         process.wait(timeout=2 * _DRAIN)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    folder.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _await(target: str, process: subprocess.Popen[bytes], timeout: float) -> str:
@@ -44,7 +47,10 @@ def _await(target: str, process: subprocess.Popen[bytes], timeout: float) -> str
 
 
 class Service:
-    """A running service; made by `serve`. It ends with `close`, with its ``with``, or with this process."""
+    """A running service; made by `serve`. It ends with `close`, with its ``with``, or with this process.
+
+    A child of `os.fork` leaves it alone, whatever it does and however it ends.
+    """
 
     def __init__(self, device: str, workers: int, program: str | None, timeout: float) -> None:
         self.target: str  #: what `Client` connects to
@@ -54,15 +60,20 @@ class Service:
             self.target = service.target()
             self._finalizer: weakref.finalize[..., Service] = weakref.finalize(self, service.stop, _DRAIN)
             return
-        folder = tempfile.TemporaryDirectory(prefix="tributary-")
-        self.target = f"unix:{folder.name}/socket"
-        log = os.path.join(folder.name, "log")
+        # Not a TemporaryDirectory, which a child of fork() would delete when it ends.
+        folder = tempfile.mkdtemp(prefix="tributary-")
+        self.target = f"unix:{folder}/socket"
+        log = os.path.join(folder, "log")
         words = [f"--device={device}", f"--embedded_workers={workers}", f"--listen={self.target}", "--admin_listen="]
-        with open(log, "wb") as output:
-            self.process = subprocess.Popen(
-                [program, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
-        self._finalizer = weakref.finalize(self, _stop_process, self.process, folder)
+        try:
+            with open(log, "wb") as output:
+                self.process = subprocess.Popen(
+                    [program, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._finalizer = weakref.finalize(self, _stop_process, self.process, folder, os.getpid())
         if _await(self.target, self.process, timeout):
             with open(log, encoding="utf-8", errors="replace") as said:
                 why = said.read()
@@ -115,6 +126,11 @@ def serve(device: str = "cpu", workers: int = 1, *, program: str | None = None, 
     FailedPrecondition
         The device is missing.
     """
+    if device not in ("cpu", "cuda"):
+        raise errors.refused("device", f"must be cpu or cuda, is {device!r}")
+    if not isinstance(workers, int) or not 1 <= workers <= _MOST_WORKERS:
+        raise errors.refused("workers", f"must be 1 to {_MOST_WORKERS}, is {workers!r}")
+    _core.milliseconds(timeout, "timeout")
     if program == "" or (program is None and not _core.has_embedded_service):
         program = os.environ.get("TRIBUTARY_COORDINATOR") or shutil.which("tributary-coordinator")
         if not program:

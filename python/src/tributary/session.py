@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core
-from ._tensors import CODES, address, empty_beside, empty_output, output_bits, strided
+from ._tensors import CODES, address, empty_beside, empty_output, output_bits, shape_of, strided, written
+from .errors import refused
 
 MEMORIES = {"default": 0, "host": 1, "device": 2, "messages": 3}
 _MODES = {"causal": 1, "dflash": 2}
@@ -28,9 +29,6 @@ class StepEntry(NamedTuple):
     truncate_to: int | None = None  #: tokens that the sequence is first rolled back to
     fork_from: int | None = None  #: the sequence first becomes a fork of this one, as that is before the step
     fork_length: int | None = None  #: tokens of the fork; None: all
-
-
-_FIELDS = len(StepEntry._fields)
 
 
 @dataclass(frozen=True)
@@ -128,9 +126,8 @@ class Session:
             The step is refused, and nothing has changed.
         """
         if mode not in _MODES:
-            raise ValueError(f"mode: must be one of {', '.join(_MODES)}, is {mode!r}")
-        stated = [entry if len(entry) == _FIELDS else StepEntry(*entry) for entry in entries]
-        return self._core.submit(_MODES[mode], first_layer, layers, stated, append_only)
+            raise refused("mode", f"must be one of {', '.join(_MODES)}, is {mode!r}")
+        return self._core.submit(_MODES[mode], first_layer, layers, entries, append_only)
 
     def attend(
         self,
@@ -176,12 +173,15 @@ class Session:
             Any other is why the session is over.
         """
         if out is None:
-            dim = v.shape[2] if v is not None else value_head_dim or q.shape[2]
-            shape = (q.shape[0], q.shape[1], dim)
+            rows, heads, head_dim = shape_of("q", q)
+            dim = shape_of("v", v)[2] if v is not None else value_head_dim or head_dim
+            shape = (rows, heads, dim)
             out = empty_beside(q, shape) if self._alike else empty_output(q, shape, self.output_dtype)
         q, k, v = strided(q), strided(k), strided(v)
-        into = address(out if self._alike else output_bits(out))
-        self._core.attend(address(q), address(k), address(v), into, self._lse_address(q, lse), _stream(q, stream))
+        into = address("out", written("out", out) if self._alike else output_bits(written("out", out)))
+        self._core.attend(
+            address("q", q), address("k", k), address("v", v), into, self._lse_address(q, lse), _stream(q, stream)
+        )
         return out
 
     def append(self, k: Any, v: Any, *, rows: int = 0, stream: int | None = None) -> None:
@@ -198,7 +198,7 @@ class Session:
             As of `attend`. An endpoint without KV heads states it, if its memory is "device".
         """
         k, v = strided(k), strided(v)
-        self._core.append(address(k), address(v), rows, _stream(k, stream))
+        self._core.append(address("k", k), address("v", v), rows, _stream(k, stream))
 
     def wait(self, step: int) -> None:
         """Waits until a step is over. Raises what it failed with; without that, its tokens are held."""
@@ -231,11 +231,14 @@ class Session:
         if lse is None:
             return None
         if not self._lse:
-            raise ValueError("lse: the session was opened without lse=True")
+            raise refused("lse", "the session was opened without lse=True")
         if isinstance(lse, np.ndarray):
             return lse
+        if not hasattr(lse, "data_ptr"):
+            raise refused("lse", f"must be a tensor of numpy or torch, is {type(lse).__name__}")
+        written("lse", lse)
         if tuple(lse.shape) != tuple(q.shape[:2]) or not lse.is_contiguous() or not str(lse.dtype).endswith("float32"):
-            raise ValueError("lse: must be float32 [rows, q_heads], contiguous")
+            raise refused("lse", "must be float32 [rows, q_heads], contiguous")
         return lse.data_ptr()
 
 
