@@ -94,9 +94,10 @@ __device__ __forceinline__ bool FinishLayer(const AnyGate& gate, uint32_t count)
 // something that waits for room.
 __device__ __forceinline__ Awaited AwaitBeginning(const Gate& gate, uint32_t count,
                                                   uint64_t bound) {
+  const uint32_t wanted = (count + 1) * gate.unit;
   const auto has_come = [&] {
     const uint32_t begun = Look(gate.begun);
-    return Reached(Look(gate.arrived), count + 1) || Reached(begun, (count + 1) * kBegunUnit);
+    return Reached(Look(gate.arrived), wanted) || Reached(begun, wanted);
   };
   const Awaited awaited = AwaitThat(has_come, gate.status, bound, gate.one_gpu);
   if (awaited == Awaited::kReached) cuda::LetNextLaunchBegin();
@@ -112,10 +113,11 @@ __device__ __forceinline__ Awaited AwaitArrival(const AnyGate& gate, uint32_t co
     if (awaited != Awaited::kReached) return awaited;
     if (bound > kMostOfHandOver) bound = kMostOfHandOver;
   }
+  const uint32_t wanted = (count + 1) * gate.unit;
   if constexpr (kIsShared<AnyGate>) {
-    return AwaitAll(gate.arrived, gate.endpoints, count + 1, gate.status, bound, gate.one_gpu);
+    return AwaitAll(gate.arrived, gate.endpoints, wanted, gate.status, bound, gate.one_gpu);
   } else {
-    return Await(gate.arrived, count + 1, gate.status, bound, gate.one_gpu);
+    return Await(gate.arrived, wanted, gate.status, bound, gate.one_gpu);
   }
 }
 
@@ -183,7 +185,7 @@ __device__ __forceinline__ void PassGate(const AnyGate& gate, const SessionCount
   if (Look(gate.status) == kDeadlineExceeded) awaited = Awaited::kTimedOut;
   if (awaited == Awaited::kTimedOut) {
     if constexpr (kIsShared<AnyGate>) {
-      const int32_t silent = FirstNotReached(gate.arrived, gate.endpoints, count + 1);
+      const int32_t silent = FirstNotReached(gate.arrived, gate.endpoints, (count + 1) * gate.unit);
       if (gate.endpoints > 1 && silent < gate.endpoints) gate.progress->silent = 1 + silent;
     }
     SetStatus(gate, kDeadlineExceeded);

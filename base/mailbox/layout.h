@@ -38,10 +38,14 @@ struct SlotStamps {
   uint64_t finished = 0;  // its results were in the slot
 };
 
+// Parts of a layer where hand-overs are counted in parts. Each thread block of a hand-over adds its
+// own, and waits for no other block and no answer.
+inline constexpr uint32_t kLayerParts = 1 << 16;
+
 // Offsets in bytes. Those of control words and of the first slot count from the mailbox's begin,
 // those of tensors from the slot's.
 struct Layout {
-  size_t arrived = 0;         // uint32: layers that the host has handed over
+  size_t arrived = 0;         // uint32: layers that the host has handed over, or parts (`begun`)
   size_t finished = 0;        // uint32: layers whose results are in their slots
   size_t status = 0;          // uint32: 0, or the google.rpc.Code with which the session ended
   size_t service_sleeps = 0;  // uint32: not 0 while the service sleeps on `arrived`
@@ -50,8 +54,9 @@ struct Layout {
   // or handed back and not taken; 0 otherwise. Any other value ends a wait.
   size_t handed_over = 0;
   size_t handed_back = 0;
-  // uint32: layers whose hand-over has begun and cannot be held up, times kBegunUnit. 0: the host
-  // does not tell, or there are several endpoints.
+  // uint32: layers whose hand-over has begun and cannot be held up. Where this word is there, it and
+  // `arrived` count parts of layers, kLayerParts of each. 0: the host does not count in parts, or
+  // there are several endpoints.
   size_t begun = 0;
   size_t first_slot = 0;
   size_t slot_bytes = 0;
@@ -69,6 +74,8 @@ struct Layout {
   TRIBUTARY_MAILBOX_DEVICE size_t SlotOf(uint32_t count) const {
     return first_slot + (count % static_cast<uint32_t>(slots)) * slot_bytes;
   }
+  // What a layer adds to `arrived`, and to `begun`.
+  uint32_t arrived_unit() const { return begun != 0 ? kLayerParts : 1; }
   // The same mailbox with the control words of another endpoint. This is endpoint 0's.
   Layout OfEndpoint(int32_t endpoint) const {
     Layout other = *this;
@@ -85,7 +92,7 @@ struct Layout {
 struct LayoutOptions {
   int32_t endpoints = 1;     // that share it
   bool timed = false;        // slots have room for stamps
-  bool tells_begun = false;  // there is a word for hand-overs that have begun; of one endpoint
+  bool in_parts = false;     // hand-overs are counted in parts (Layout::begun); of one endpoint
 };
 
 inline Layout LayOut(int32_t slots, const SlotRoom& room, const LayoutOptions& options = {}) {
@@ -104,7 +111,7 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room, const LayoutOptions& o
   layout.host_sleeps = place(sizeof(uint32_t));
   layout.handed_over = place(sizeof(uint32_t));
   layout.handed_back = place(sizeof(uint32_t));
-  if (options.tells_begun) layout.begun = place(sizeof(uint32_t));
+  if (options.in_parts) layout.begun = place(sizeof(uint32_t));
   layout.first_slot = kControlBytes * static_cast<size_t>(options.endpoints);
   end = 0;
   layout.q = place(room.q);
@@ -117,10 +124,6 @@ inline Layout LayOut(int32_t slots, const SlotRoom& room, const LayoutOptions& o
   layout.bytes = layout.first_slot + layout.slot_bytes * static_cast<size_t>(slots);
   return layout;
 }
-
-// What each hand-over adds to Layout::begun, in parts: each of its blocks adds one when it runs,
-// and waits for no answer.
-inline constexpr uint32_t kBegunUnit = 1 << 16;
 
 // Values of google.rpc.Code in the status word: a wait was in vain; a rank lost another one.
 inline constexpr uint32_t kDeadlineExceeded = 4;

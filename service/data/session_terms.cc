@@ -106,8 +106,8 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
   if (open.timed() && open.memory() != v1::SESSION_MEMORY_DEVICE) {
     return InvalidField("open.timed", "is of sessions whose memory is DEVICE");
   }
-  if (open.tells_begun() && open.memory() != v1::SESSION_MEMORY_DEVICE) {
-    return InvalidField("open.tells_begun", "is of sessions whose memory is DEVICE");
+  if (open.hands_over_in_parts() && open.memory() != v1::SESSION_MEMORY_DEVICE) {
+    return InvalidField("open.hands_over_in_parts", "is of sessions whose memory is DEVICE");
   }
   worker::OpenSessionCommand& command = terms.command;
   TRIBUTARY_ASSIGN_OR_RETURN(command.q_dtype, ReadType(open.q_dtype(), "q_dtype"));
@@ -127,7 +127,7 @@ absl::StatusOr<SessionTerms> ResolveSessionTerms(const v1::OpenSession& asked,
       RoomOfSlot(spec, terms, PaddedRows(command.max_rows), PaddedRows(command.max_new_tokens)),
       {.endpoints = command.endpoints,
        .timed = open.timed(),
-       .tells_begun = open.tells_begun() && command.endpoints == 1});
+       .in_parts = open.hands_over_in_parts() && command.endpoints == 1});
   return terms;
 }
 

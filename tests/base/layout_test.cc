@@ -33,7 +33,7 @@ TEST(Layout, EndpointsHaveWordsOfTheirOwnAndShareTheSlots) {
 
 TEST(Layout, AWordForHandOversThatHaveBegunIsAskedFor) {
   EXPECT_EQ(LayOut(2, kRoom).begun, 0u);
-  const Layout told = LayOut(2, kRoom, {.tells_begun = true});
+  const Layout told = LayOut(2, kRoom, {.in_parts = true});
   EXPECT_GT(told.begun, told.handed_back);
   EXPECT_EQ(told.begun % kAlignment, 0u);
   EXPECT_LE(told.begun + kAlignment, told.first_slot);

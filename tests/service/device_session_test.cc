@@ -225,11 +225,11 @@ TEST_F(DeviceSessionTest, OnlySessionsOnGpusMeasure) {
   EXPECT_EQ(FieldOf(status), "open.measures");
 }
 
-TEST_F(DeviceSessionTest, OneEndpointOnAGpuMayTellWhenItBegins) {
+TEST_F(DeviceSessionTest, OneEndpointOnAGpuMayHandOverInParts) {
   Begin();
   for (const int32_t endpoints : {0, 1, 2}) {
     v1::OpenSession open = DeviceOpen(/*measures=*/false);
-    open.set_tells_begun(endpoints > 0);
+    open.set_hands_over_in_parts(endpoints > 0);
     if (endpoints > 0) open.set_endpoints(endpoints);
     SessionDriver session(service_->stub(), open);
     ASSERT_TRUE(session.is_open()) << session.Finish().error_message();
@@ -237,9 +237,9 @@ TEST_F(DeviceSessionTest, OneEndpointOnAGpuMayTellWhenItBegins) {
     EXPECT_EQ(Last<worker::OpenSessionCommand>()->layout.begun, session.opened().layout().begun());
   }
   v1::OpenSession open = MessagesSession(8);
-  open.set_tells_begun(true);
+  open.set_hands_over_in_parts(true);
   SessionDriver session(service_->stub(), open);
-  EXPECT_EQ(FieldOf(session.Finish()), "open.tells_begun");
+  EXPECT_EQ(FieldOf(session.Finish()), "open.hands_over_in_parts");
 }
 
 TEST_F(DeviceSessionTest, AMailboxOnAnotherMachineIsRefused) {

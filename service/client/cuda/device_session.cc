@@ -113,7 +113,7 @@ class CudaDeviceSession final : public DeviceSession {
     open.set_endpoints(options_.endpoints);
     open.set_kv_replicated(options_.kv_replicated);
     open.set_timed(options_.timed);
-    open.set_tells_begun(true);
+    open.set_hands_over_in_parts(true);
     return Begin(first);
   }
 

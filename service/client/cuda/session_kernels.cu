@@ -79,10 +79,11 @@ __device__ bool LastBlock(const MailboxView& session) {
   return last;
 }
 
-// This block's part of kBegunUnit, which all blocks of a launch add up to.
-__device__ __forceinline__ uint32_t PartOfBegun() {
-  const uint32_t part = mailbox::kBegunUnit / gridDim.x;
-  return blockIdx.x == 0 ? mailbox::kBegunUnit - part * (gridDim.x - 1) : part;
+// This block's part of a layer, whose parts all blocks of a launch add up to. Not of more blocks
+// than a layer has parts.
+__device__ __forceinline__ uint32_t PartOfLayer() {
+  const uint32_t part = mailbox::kLayerParts / gridDim.x;
+  return blockIdx.x == 0 ? mailbox::kLayerParts - part * (gridDim.x - 1) : part;
 }
 
 struct HandOverArgs {
@@ -187,11 +188,11 @@ __global__ void __launch_bounds__(kThreads) HandOverKernel(const __grid_constant
   // Slots come free in the order of layers, mostly long before. What was taken back is finished.
   const auto slots = static_cast<uint32_t>(session.layout.slots);
   const bool free_already = counter.failure == 0 && counter.unfinished + ahead < slots;
-  const bool tells = session.layout.begun != 0;
-  // A launch with more blocks than that has blocks that wait for others to end.
-  const bool tells_early = free_already && gridDim.x <= mailbox::kBegunUnit;
-  if (tells && tells_early && threadIdx.x == 0) {
-    mailbox::Add(WordOf(session, session.layout.begun), PartOfBegun());
+  const bool in_parts = session.layout.begun != 0;
+  // Otherwise the last block adds all parts.
+  const bool adds_part = in_parts && gridDim.x <= mailbox::kLayerParts;
+  if (adds_part && free_already && threadIdx.x == 0) {
+    mailbox::Add(WordOf(session, session.layout.begun), PartOfLayer());
   }
   __shared__ bool free;
   if (threadIdx.x == 0) {
@@ -207,15 +208,28 @@ __global__ void __launch_bounds__(kThreads) HandOverKernel(const __grid_constant
     }
   }
   __syncthreads();
-  if (threadIdx.x != 0 || !LastBlock(session)) return;
+  if (threadIdx.x != 0) return;
+  const bool orders_one_gpu = session.one_gpu && !session.several_gpus;
+  if (adds_part) {
+    if (free) {
+      if (!free_already) mailbox::Add(WordOf(session, session.layout.begun), PartOfLayer());
+      mailbox::Fence(orders_one_gpu);
+      mailbox::Add(WordOf(session, session.layout.arrived), PartOfLayer());
+    }
+    // Nothing is left for the last block to do.
+    if (!kExtended && !session.stream_waits && !args.no_result) return;
+  }
+  if (!LastBlock(session)) return;
   if (free) {
     // A layer that was not handed over does not come back.
     if (session.stream_waits) atomicCAS_system(WordOf(session, session.layout.handed_back), 1u, 0u);
-    if (tells && !tells_early) {
-      mailbox::Add(WordOf(session, session.layout.begun), mailbox::kBegunUnit);
+    if (!in_parts) {
+      mailbox::Ring(WordOf(session, session.layout.arrived), count + 1, orders_one_gpu);
+    } else if (!adds_part) {
+      mailbox::Add(WordOf(session, session.layout.begun), mailbox::kLayerParts);
+      mailbox::Fence(orders_one_gpu);
+      mailbox::Add(WordOf(session, session.layout.arrived), mailbox::kLayerParts);
     }
-    mailbox::Ring(WordOf(session, session.layout.arrived), count + 1,
-                  session.one_gpu && !session.several_gpus);
     LayerStamps* stamps = StampsOf(args, count);
     if (stamps != nullptr) stamps->rung = mailbox::Nanoseconds();
   }

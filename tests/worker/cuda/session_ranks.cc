@@ -224,7 +224,7 @@ OpenSessionCommand SessionRanks::Open(const CacheSpec& spec, int32_t max_rows, D
   std::vector<LayerGeometry> layers;
   for (const LayerSpec& layer : spec.layers) layers.push_back(GeometryOf(spec, layer));
   open.layout = mailbox::LayOut(2, MostSlotBytes(layers, open, max_rows, max_rows),
-                                {.endpoints = endpoints_, .tells_begun = endpoints_ == 1});
+                                {.endpoints = endpoints_, .in_parts = endpoints_ == 1});
   cudaDeviceProp properties;
   EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
   open.host_gpu = cuda::UuidOf(properties);

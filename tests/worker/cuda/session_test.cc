@@ -270,8 +270,8 @@ TEST(GpuSessionTest, AHandOverThatBeginsAndDoesNotEndEndsTheSession) {
                                                           .new_tokens = 1}}})
                     .status.ok());
     const auto begin = std::chrono::steady_clock::now();
-    ASSERT_EQ(cudaMemcpyAsync(host.view().mailbox + command.layout.begun, &mailbox::kBegunUnit,
-                              sizeof(mailbox::kBegunUnit), cudaMemcpyDefault, host.stream()),
+    ASSERT_EQ(cudaMemcpyAsync(host.view().mailbox + command.layout.begun, &mailbox::kLayerParts,
+                              sizeof(mailbox::kLayerParts), cudaMemcpyDefault, host.stream()),
               cudaSuccess);
     const SessionNews news = ranks.log().AwaitEnd(command.session, 2);
     EXPECT_EQ(news.status.code(), absl::StatusCode::kDeadlineExceeded) << news.status;

@@ -247,7 +247,7 @@ TEST(Commands, SessionsKeepEveryField) {
                           .measures = true,
                           .endpoints = 3};
   open.layout = mailbox::LayOut(4, {.q = 1000, .k = 200, .v = 300, .output = 4000, .lse = 50},
-                                {.endpoints = 3, .timed = true, .tells_begun = true});
+                                {.endpoints = 3, .timed = true, .in_parts = true});
   sent->body = open;
   absl::StatusOr<Command> got = Travel(sent);
   ASSERT_TRUE(got.ok()) << got.status();

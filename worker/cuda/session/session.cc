@@ -242,6 +242,7 @@ mailbox::SharedGate CudaSession::GateOf(int32_t layer, int32_t layers, bool has_
   mailbox::SharedGate gate;
   static_cast<mailbox::Gate&>(gate) = {
       .arrived = Word(command_.layout.arrived),
+      .unit = command_.layout.arrived_unit(),
       .finished =
           is_root ? Word(command_.layout.finished) : peers + (own_rank_ - 1) * mailbox::kPeerWords,
       .status = Word(command_.layout.status),
