@@ -82,11 +82,17 @@ TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
   EXPECT_THAT(refused({"--max_message_bytes=1"}), HasSubstr("max_message_bytes"));
   EXPECT_THAT(refused({"--max_pages_per_client=-1"}), HasSubstr("max_pages_per_client"));
   EXPECT_THAT(refused({"--log_level=loud"}), HasSubstr("log_level"));
+  for (const std::string prefixes : {"abc", "/a,b", "/a,,/b", "/a, /b", "/a/b"}) {
+    EXPECT_THAT(refused({"--shared_memory_prefixes=" + prefixes}),
+                HasSubstr("--shared_memory_prefixes: each must be"));
+  }
   EXPECT_THAT(refused({"--config=" + directory_.File("absent.yaml")}), HasSubstr("absent.yaml"));
   std::ofstream(file) << "speed: 11\n";
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("speed"));
   std::ofstream(file) << "pipeline_depth: deep\n";
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("pipeline_depth"));
+  std::ofstream(file) << "threads: 2\nlog_level: info\nthreads: 3\n";
+  EXPECT_THAT(refused({"--config=" + file}), HasSubstr("threads is given twice"));
   std::ofstream(file) << "[1, 2]\n";
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("config"));
 }
