@@ -321,6 +321,19 @@ absl::Status CheckReach(const Config& config, absl::string_view name, absl::stri
                          "insecure if the network is to be trusted"));
 }
 
+// A name of a POSIX object is '/' and a name without further '/' (service/data/shared_memory.cc).
+// No name begins with a prefix of another form, and every name with an empty one.
+absl::Status CheckObjectPrefixes(absl::string_view flag, const std::vector<std::string>& prefixes) {
+  for (const std::string& prefix : prefixes) {
+    if (prefix.empty() || prefix[0] != '/' || prefix.find('/', 1) != std::string::npos) {
+      return InvalidField(flag, absl::StrCat("each must be '/', or '/' and the beginning of a name "
+                                             "without further '/', is '",
+                                             prefix, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadAccess(Config* config) {
   config->tls = {.certificate = absl::GetFlag(FLAGS_tls_cert),
                  .key = absl::GetFlag(FLAGS_tls_key),
@@ -342,6 +355,8 @@ absl::Status ReadAccess(Config* config) {
   }
   TRIBUTARY_ASSIGN_OR_RETURN(config->access, AccessControl::Create(access));
   config->shared_memory_prefixes = absl::GetFlag(FLAGS_shared_memory_prefixes);
+  TRIBUTARY_RETURN_IF_ERROR(
+      CheckObjectPrefixes("shared_memory_prefixes", config->shared_memory_prefixes));
   config->shared_memory_from_anywhere = absl::GetFlag(FLAGS_shared_memory_from_anywhere);
   const std::string join_secret_file = absl::GetFlag(FLAGS_join_secret_file);
   if (!join_secret_file.empty()) {

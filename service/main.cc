@@ -319,6 +319,10 @@ int Serve(const Config& config, SettingsReload& reload) {
   if (!config.state_dir.empty()) {
     absl::StatusOr<std::shared_ptr<Journal>> opened =
         Journal::Open(config.state_dir, config.workers, log);
+    if (absl::IsInvalidArgument(opened.status())) {
+      PrintStartError("tributary-coordinator", opened.status());
+      return kExitWrongUsage;
+    }
     if (!opened.ok()) {
       log->Error(opened.status().message());
       return kCannotServe;

@@ -89,6 +89,11 @@ absl::StatusOr<Settings> SettingsOfFile(const std::string& path) {
       return absl::InvalidArgumentError(
           absl::StrCat("config: ", path, ": ", name, " is not a setting (see --help for all)"));
     }
+    // One of the two would be left out without a word, and nobody can tell which was meant.
+    if (settings.count(name) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("config: ", path, ": ", name, " is given twice"));
+    }
     absl::StatusOr<std::string> value = ScalarOrList(setting.second);
     if (!value.ok()) {
       return absl::InvalidArgumentError(

@@ -20,7 +20,8 @@ namespace tributary {
 
 // The program's arguments with the settings of the file named by --config (if any) put before them,
 // ready for absl::ParseCommandLine: what is on the command line wins. kInvalidArgument names the
-// file and the setting that is not a flag or not a scalar; kNotFound a file that cannot be read.
+// file and the setting that is not a flag, not a scalar, or given twice ('-' and '_' being the
+// same); kNotFound a file that cannot be read.
 absl::StatusOr<std::vector<std::string>> ArgumentsWithConfigFile(int argc, char** argv);
 
 // Settings of a file: flag name, with '_', to value as the flag would be given it.

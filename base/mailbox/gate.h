@@ -38,8 +38,8 @@ struct SessionProgress {
 // where nothing is awaited: it advances the counter and tells the progress.
 struct Gate {
   // Control words of the mailbox are endpoint 0's.
-  uint32_t* arrived = nullptr;  // null where there is no gate
-  uint32_t unit = 1;            // what a layer adds to `arrived`, and to `begun`
+  uint32_t* arrived = nullptr;   // null where there is no gate
+  uint32_t unit = 1;             // what a layer adds to `arrived`, and to `begun`
   uint32_t* finished = nullptr;  // on ranks but rank 0: the one word that rank 0 awaits
   uint32_t* status = nullptr;
   SessionCounter* counter = nullptr;

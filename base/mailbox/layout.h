@@ -54,9 +54,9 @@ struct Layout {
   // or handed back and not taken; 0 otherwise. Any other value ends a wait.
   size_t handed_over = 0;
   size_t handed_back = 0;
-  // uint32: layers whose hand-over has begun and cannot be held up. Where this word is there, it and
-  // `arrived` count parts of layers, kLayerParts of each. 0: the host does not count in parts, or
-  // there are several endpoints.
+  // uint32: layers whose hand-over has begun and cannot be held up. Where this word is there, it
+  // and `arrived` count parts of layers, kLayerParts of each. 0: the host does not count in parts,
+  // or there are several endpoints.
   size_t begun = 0;
   size_t first_slot = 0;
   size_t slot_bytes = 0;
@@ -90,9 +90,9 @@ struct Layout {
 
 // What a mailbox has beyond doorbells and tensors.
 struct LayoutOptions {
-  int32_t endpoints = 1;     // that share it
-  bool timed = false;        // slots have room for stamps
-  bool in_parts = false;     // hand-overs are counted in parts (Layout::begun); of one endpoint
+  int32_t endpoints = 1;  // that share it
+  bool timed = false;     // slots have room for stamps
+  bool in_parts = false;  // hand-overs are counted in parts (Layout::begun); of one endpoint
 };
 
 inline Layout LayOut(int32_t slots, const SlotRoom& room, const LayoutOptions& options = {}) {

@@ -22,6 +22,11 @@ namespace {
 constexpr char kField[] = "state_dir";
 // Raised by a change that an older build would misread.
 constexpr int64_t kFormat = 1;
+// By this number in its header a file is known as a journal: "Trib". Never change it. Earlier
+// builds left 0 there, or one of the numbers below 1000 with which they tried whether the disk
+// takes anything.
+constexpr int64_t kApplicationId = 0x54726962;
+constexpr int64_t kEarlierApplicationIds = 1000;
 
 constexpr char kTables[] =
     "CREATE TABLE group_identity (one INTEGER PRIMARY KEY CHECK (one = 1), group_id INTEGER NOT "
@@ -34,6 +39,10 @@ constexpr char kTables[] =
 constexpr char kLeaseTable[] =
     "CREATE TABLE IF NOT EXISTS leases (cache TEXT NOT NULL, sequence INTEGER NOT NULL, lease TEXT "
     "NOT NULL, PRIMARY KEY (cache, sequence)) WITHOUT ROWID";
+
+// Of no use but to show whether the disk takes anything.
+constexpr char kTryTable[] =
+    "CREATE TABLE IF NOT EXISTS disk_tries (one INTEGER PRIMARY KEY, number INTEGER NOT NULL)";
 
 constexpr std::chrono::milliseconds kTryAgain{100};
 // Leases that are owed to a full disk: some tens of megabytes.
@@ -55,7 +64,30 @@ std::string LeaseKey(const std::string& cache, worker::SequenceId sequence) {
   return absl::StrCat("lease/", sequence, "/", cache);
 }
 
+std::string MarkStatement() { return absl::StrCat("PRAGMA application_id = ", kApplicationId); }
+
 absl::Status Misread() { return absl::DataLossError("a row is not what it should be"); }
+
+// Why the files that are there, which SQLite has not opened yet, will turn out to hold no group if
+// they hold none. Empty when there are none.
+std::string WhyNoGroup(const std::string& path) {
+  const auto bytes = [](const std::string& file) -> uintmax_t {
+    std::error_code none;
+    const uintmax_t size = std::filesystem::file_size(file, none);
+    return none ? 0 : size;
+  };
+  std::error_code unknown;
+  const bool there = std::filesystem::exists(path, unknown);
+  if (there && bytes(path) > 0) {
+    return absl::StrCat("it holds no group: it was made and not filled, or its log ", path,
+                        "-wal has been lost or cut off");
+  }
+  if (bytes(path + "-wal") > 0) {
+    return absl::StrCat(there ? "it is empty" : "it is missing", ", and its log ", path,
+                        "-wal is of no use without it");
+  }
+  return there ? "it is empty" : "";
+}
 
 // Moves the files of a journal out of the way, under the first name that is free.
 absl::Status PutAside(const std::string& path) {
@@ -119,11 +151,14 @@ absl::Status Journal::Lock(const std::string& directory) {
 }
 
 absl::Status Journal::Load(const std::string& path, int ranks) {
+  const std::string why_none = WhyNoGroup(path);
   TRIBUTARY_ASSIGN_OR_RETURN(Sqlite database, Sqlite::Open(path));
   database_ = std::make_unique<Sqlite>(std::move(database));
   // The directory is ours alone, so the index of the WAL need not be shared with anybody.
-  TRIBUTARY_RETURN_IF_ERROR(database_->Execute(
-      "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"));
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute("PRAGMA locking_mode=EXCLUSIVE"));
+  TRIBUTARY_ASSIGN_OR_RETURN(bool marked, CheckOurs(path));
+  TRIBUTARY_RETURN_IF_ERROR(
+      database_->Execute("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"));
   TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<SqlRow> checked,
                              database_->Query("PRAGMA quick_check"));
   if (checked.empty() || checked.front() != SqlRow{std::string("ok")}) {
@@ -134,23 +169,67 @@ absl::Status Journal::Load(const std::string& path, int ranks) {
   if (version.empty()) return Misread();
   const int64_t format = static_cast<int64_t>(ReadNumber(version.front().front()).value_or(0));
   if (format == 0) {
-    TRIBUTARY_RETURN_IF_ERROR(database_->Execute("BEGIN"));
-    TRIBUTARY_RETURN_IF_ERROR(database_->Execute(kTables));
-    TRIBUTARY_RETURN_IF_ERROR(
-        database_->Execute(absl::StrCat("PRAGMA user_version = ", kFormat).c_str()));
-    TRIBUTARY_RETURN_IF_ERROR(database_->Execute("COMMIT"));
+    TRIBUTARY_RETURN_IF_ERROR(MakeTables());
+    marked = true;
   } else if (format != kFormat) {
     return absl::DataLossError(absl::StrCat("its format is ", format, ", this build's ", kFormat));
   }
   TRIBUTARY_RETURN_IF_ERROR(database_->Execute(kLeaseTable));
-  return LoadGroup(ranks);
+  TRIBUTARY_RETURN_IF_ERROR(LoadGroup(path, why_none, ranks));
+  // Who the group is should not hang on the WAL, which somebody may take for a leftover. A full
+  // disk holds up neither this nor the mark, which are tried again at the next start.
+  absl::Status moved;
+  if (!marked) moved = database_->Execute(MarkStatement().c_str());
+  if (moved.ok()) moved = database_->Execute("PRAGMA wal_checkpoint(TRUNCATE)");
+  if (!moved.ok()) {
+    log_->Warning("what the journal's log holds could not be moved into the journal",
+                  {{"file", path}, {"error", moved.message()}});
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Journal::LoadGroup(int ranks) {
+absl::StatusOr<bool> Journal::CheckOurs(const std::string& path) {
+  // What is not ours is closed as it was found, its log included.
+  database_->LeaveLogAtClose(true);
+  TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<SqlRow> ids,
+                             database_->Query("PRAGMA application_id"));
+  if (ids.empty()) return Misread();
+  const auto* id = std::get_if<int64_t>(&ids.front().front());
+  if (id == nullptr) return Misread();
+  if (*id != kApplicationId) {
+    TRIBUTARY_ASSIGN_OR_RETURN(const std::vector<SqlRow> tables,
+                               database_->Query("SELECT name FROM sqlite_master"));
+    TRIBUTARY_ASSIGN_OR_RETURN(
+        const std::vector<SqlRow> ours,
+        database_->Query("SELECT name FROM sqlite_master WHERE type = 'table' AND name IN "
+                         "('group_identity', 'holders', 'caches')"));
+    const bool earlier = *id >= 0 && *id < kEarlierApplicationIds && ours.size() == 3;
+    const bool fresh = *id == 0 && tables.empty();
+    if (!earlier && !fresh) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path,
+                       " is the database of another program, and is left as it is: name a "
+                       "directory of the coordinator's own, or move the file away"));
+    }
+  }
+  database_->LeaveLogAtClose(false);
+  return *id == kApplicationId;
+}
+
+absl::Status Journal::MakeTables() {
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute("BEGIN"));
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute(kTables));
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute(MarkStatement().c_str()));
+  TRIBUTARY_RETURN_IF_ERROR(
+      database_->Execute(absl::StrCat("PRAGMA user_version = ", kFormat).c_str()));
+  return database_->Execute("COMMIT");
+}
+
+absl::Status Journal::LoadGroup(const std::string& path, const std::string& why_none, int ranks) {
   TRIBUTARY_ASSIGN_OR_RETURN(
       const std::vector<SqlRow> groups,
       database_->Query("SELECT group_id, ranks, epoch, formed_epoch FROM group_identity"));
-  if (groups.empty()) return BeginGroup(ranks);
+  if (groups.empty()) return BeginGroup(path, why_none, ranks);
   const SqlRow& row = groups.front();
   const auto group_id = ReadNumber(row[0]);
   const auto of_ranks = ReadNumber(row[1]);
@@ -216,7 +295,13 @@ absl::Status Journal::LoadLeases() {
   return absl::OkStatus();
 }
 
-absl::Status Journal::BeginGroup(int ranks) {
+absl::Status Journal::BeginGroup(const std::string& path, const std::string& why_none, int ranks) {
+  if (!why_none.empty()) {
+    log_->Warning(
+        "a new group begins, since the journal holds none: sequences and caches of an earlier one "
+        "are not found",
+        {{"file", path}, {"why", why_none}});
+  }
   identity_ = {.group_id = RandomId(), .epoch = 0, .formed_epoch = 0, .holders = {}};
   identity_.holders.resize(static_cast<size_t>(ranks));
   caches_.clear();
@@ -379,8 +464,8 @@ void Journal::WriteAll(const std::deque<JournalWrite>& writes) {
 
 // What is owed may be much. A number that nobody reads shows whether the disk takes anything.
 absl::Status Journal::TryDisk() {
-  const std::string other = absl::StrCat("PRAGMA application_id = ", ++tries_ % 1000);
-  return database_->Execute(other.c_str());
+  TRIBUTARY_RETURN_IF_ERROR(database_->Execute(kTryTable));
+  return database_->Run("INSERT OR REPLACE INTO disk_tries VALUES (1, ?)", {int64_t{++tries_}});
 }
 
 absl::Status Journal::Commit(const std::deque<JournalWrite>& writes) {

@@ -46,8 +46,10 @@ class Journal final : public GroupStore {
   // Takes the directory, which must exist, for this process alone, and reads what an earlier one
   // left there. A new group has `ranks`; one that there is keeps its own number, and the log says
   // so where it is another. A journal that is damaged or of a newer build is put aside, which the
-  // log says, and the group begins anew: what cannot be read is not guessed. kFailedPrecondition:
-  // another coordinator has the directory. Errors name the field "state_dir".
+  // log says, and the group begins anew: what cannot be read is not guessed. The log says so, too,
+  // where there are files of a journal without a group in them. kFailedPrecondition: another
+  // coordinator has the directory. kInvalidArgument: the file is somebody else's database, which
+  // stays as it is. Errors name the field "state_dir".
   static absl::StatusOr<std::shared_ptr<Journal>> Open(
       const std::string& directory, int ranks, std::shared_ptr<const telemetry::Logger> log);
   ~Journal() override;
@@ -85,10 +87,17 @@ class Journal final : public GroupStore {
   absl::Status Lock(const std::string& directory);
   // What is in the file, or how it begins. kDataLoss: it cannot be read.
   absl::Status Load(const std::string& path, int ranks);
-  absl::Status LoadGroup(int ranks);
+  // Whether the open database has the mark by which it is known as a journal: those of earlier
+  // builds lack it, and an empty file does. kInvalidArgument: it is no journal. Changes nothing.
+  absl::StatusOr<bool> CheckOurs(const std::string& path);
+  // The tables of this format, and the mark.
+  absl::Status MakeTables();
+  // `why_none`: see BeginGroup.
+  absl::Status LoadGroup(const std::string& path, const std::string& why_none, int ranks);
   absl::Status LoadCaches();
   absl::Status LoadLeases();
-  absl::Status BeginGroup(int ranks);
+  // `why_none`: why the files that were there hold no group; empty when there were none.
+  absl::Status BeginGroup(const std::string& path, const std::string& why_none, int ranks);
   void Enqueue(std::vector<JournalWrite> writes);
   void EnqueueAndWait(std::vector<JournalWrite> writes);
   void Loop();

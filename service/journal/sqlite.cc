@@ -66,6 +66,10 @@ absl::StatusOr<Sqlite> Sqlite::Open(const std::string& path) {
   return database;
 }
 
+void Sqlite::LeaveLogAtClose(bool on) {
+  sqlite3_db_config(database_.get(), SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, on ? 1 : 0, nullptr);
+}
+
 absl::Status Sqlite::Execute(const char* sql) {
   const int code = sqlite3_exec(database_.get(), sql, nullptr, nullptr, nullptr);
   return code == SQLITE_OK ? absl::OkStatus() : Failure(code, sql);

@@ -30,6 +30,10 @@ class Sqlite {
   // Creates the file if there is none. kDataLoss: there is one, and it is no database.
   static absl::StatusOr<Sqlite> Open(const std::string& path);
 
+  // While it is on, closing leaves the file and the write-ahead log beside it as they are. By
+  // itself, closing moves what the log holds into the file. Off at first.
+  void LeaveLogAtClose(bool on);
+
   // Statements without parameters and results, separated by semicolons.
   absl::Status Execute(const char* sql);
   // One statement; `parameters` stand for its question marks.

@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "base/status/errors.h"
+#include "tests/support/process.h"
 
 ABSL_FLAG(std::string, config, "", "");
 ABSL_FLAG(int, command_line_number, 1, "");
@@ -50,6 +52,20 @@ TEST(CommandLine, WhatIsWrongIsAnErrorThatNamesTheFlag) {
   EXPECT_EQ(error({"words"}), "unexpected argument 'words'");
   EXPECT_EQ(error({"--command_line_truth", "false"}), "unexpected argument 'false'");
   EXPECT_EQ(Parse({"--config=/nowhere/at/all"}).code(), absl::StatusCode::kNotFound);
+}
+
+TEST(CommandLine, ASettingThatAFileGivesTwiceIsNamed) {
+  const test::TemporaryDirectory directory;
+  const std::string file = directory.File("settings.yaml");
+  for (const char* other : {"command_line_number", "command-line-number"}) {
+    std::ofstream(file) << "command_line_number: 5\ncommand_line_truth: true\n" << other << ": 6\n";
+    const absl::Status status = Parse({"--config=" + file});
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), "config: " + file + ": command_line_number is given twice");
+  }
+  std::ofstream(file) << "command_line_number: 5\ncommand_line_truth: true\n";
+  EXPECT_EQ(Parse({"--config=" + file}), absl::OkStatus());
+  EXPECT_EQ(absl::GetFlag(FLAGS_command_line_number), 5);
 }
 
 TEST(CommandLine, StartErrorsHaveOneForm) {

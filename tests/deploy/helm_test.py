@@ -457,7 +457,8 @@ class Group(unittest.TestCase):
         self.assertEqual(interfaces("worker: {extraEnv: [{name: NCCL_SOCKET_IFNAME, value: net1}]}\n"), ["net1"])
 
     def test_workers_refuse_caches_before_they_are_killed(self):
-        for memory, limit in [("16Gi", 15461882265), ("500M", 450000000), ("1.5Gi", 1449551462)]:
+        for memory, limit in [("16Gi", 15461882265), ("500M", 450000000), ("1.5Gi", 1449551462),
+                              ("2Pi", 2026619832316723), ("17179869184", 15461882265), ("1e9", 900000000)]:
             documents = objects(CHART / "ci/cpu-values.yaml", sets=[f"worker.resources.limits.memory={memory}"])
             self.assertEqual(self.worker_settings(documents)["memory_limit"], limit)
         documents = objects(CHART / "ci/cpu-values.yaml", sets=["worker.settings.memory_limit=1000000"])
@@ -465,9 +466,20 @@ class Group(unittest.TestCase):
         self.assertNotIn("memory_limit", self.worker_settings(self.documents), "a GPU's memory is not the pod's")
 
     def test_workers_run_as_many_threads_as_they_have_cpus(self):
-        for key, cpus, threads in [("requests", "6", 6), ("requests", "2500m", 3), ("limits", "2", 2)]:
-            text = f'tls: {{insecure: true}}\nworker: {{resources: {{{key}: {{cpu: "{cpus}"}}}}}}\n'
+        for key, cpus, threads in [("requests", '"6"', 6), ("requests", "2500m", 3), ("limits", '"2"', 2),
+                                   ("limits", "2", 2), ("limits", "1.5", 2), ("requests", '".5"', 1)]:
+            text = f"tls: {{insecure: true}}\nworker: {{resources: {{{key}: {{cpu: {cpus}}}}}}}\n"
             self.assertEqual(self.worker_settings(objects(text=text))["threads"], threads)
+
+    def test_quantities_are_what_kubernetes_takes(self):
+        for one in ("0", "2", "0.5", "100m", "100u", "100n", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti",
+                    "1Pi", "1Ei", "1e3", "1E3", "1.5e-1", "+1", '".5"', "5.", '"2"', "12345678901"):
+            with self.subTest(one):
+                text = f"tls: {{insecure: true}}\nworker: {{shmSize: {one}, resources: {{limits: {{cpu: {one}}}}}}}\n"
+                self.assertEqual(validate(objects(text=text), KUBERNETES[-1]), "")
+        documents = objects(text="tls: {insecure: true}\nworker: {resources: {limits: {cpu: 2, memory: 1Pi}}}\n")
+        limits = container(pod_templates(documents)["worker"])["resources"]["limits"]
+        self.assertEqual(limits, {"cpu": 2, "memory": "1Pi"})
 
     @staticmethod
     def worker_settings(documents):
@@ -1000,7 +1012,9 @@ REFUSALS = [
     (OK + 'worker: {count: "4"}\n', "worker.count: Invalid type. Expected: integer, given: string"),
     (OK + "worker: {backend: rocm}\n", "worker.backend: worker.backend must be one of"),
     (OK + "worker: {shmSize: 1 GB}\n", "worker.shmSize: Does not match pattern"),
-    (OK + "worker: {resources: {limits: {cpu: 4}}}\n", "worker.resources.limits.cpu: Invalid type"),
+    (OK + "worker: {resources: {limits: {cpu: true}}}\n", "worker.resources.limits.cpu: Invalid type"),
+    (OK + "worker: {resources: {limits: {cpu: -1}}}\n", "limits.cpu: Must be greater than or equal to 0"),
+    (OK + "worker: {resources: {limits: {memory: 16gi}}}\n", "worker.resources.limits.memory: Does not match pattern"),
     (OK + "image: {tag: latest}\n", "image.tag: Must not validate the schema (not)"),
     (OK + "image: {digest: abc}\n", "image.digest: Does not match pattern"),
     (OK + "grpc: {port: 80}\n", "grpc.port: Must be greater than or equal to 1024"),

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,7 +24,9 @@
 namespace tributary::service {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
@@ -33,9 +36,11 @@ constexpr int kRanks = 2;
 class JournalTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::shared_ptr<Journal>> Open(int ranks = kRanks) {
-    return Journal::Open(directory_.File("."), ranks,
-                         std::make_shared<telemetry::Logger>(telemetry::LogLevel::kError,
-                                                             telemetry::LogFormat::kText));
+    return Journal::Open(directory_.File("."), ranks, Log());
+  }
+  static std::shared_ptr<const telemetry::Logger> Log() {
+    return std::make_shared<telemetry::Logger>(telemetry::LogLevel::kWarning,
+                                               telemetry::LogFormat::kText);
   }
   std::shared_ptr<Journal> MustOpen(int ranks = kRanks) {
     auto journal = Open(ranks);
@@ -63,7 +68,7 @@ class JournalTest : public ::testing::Test {
     EXPECT_TRUE(Put(*journal, "model", 3).ok());
     return journal->identity().group_id;
   }
-  std::string File() const { return directory_.File("journal.db"); }
+  std::string File() const { return directory_.File("./journal.db"); }
   void ExpectBegunAnew(uint64_t old_group) {
     const auto journal = MustOpen();
     ASSERT_NE(journal, nullptr);
@@ -132,9 +137,7 @@ TEST_F(JournalTest, ADirectoryIsOneCoordinators) {
 }
 
 TEST_F(JournalTest, ADirectoryThatIsNotThereIsAnError) {
-  const auto opened = Journal::Open(directory_.File("none"), kRanks,
-                                    std::make_shared<telemetry::Logger>(
-                                        telemetry::LogLevel::kError, telemetry::LogFormat::kText));
+  const auto opened = Journal::Open(directory_.File("none"), kRanks, Log());
   EXPECT_EQ(FieldOf(opened.status()), "state_dir");
 }
 
@@ -224,6 +227,148 @@ TEST_F(JournalTest, ATornEndIsLeftOut) {
   const auto journal = MustOpen();
   EXPECT_EQ(journal->identity().group_id, group);
   EXPECT_EQ(journal->identity().epoch, 5u) << "workers know of 6, and tell";
+}
+
+// Of a coordinator that dies now: the files as they are, under another name's directory.
+TEST_F(JournalTest, AGroupIsInTheFileAsSoonAsItHasBegun) {
+  const auto journal = MustOpen();
+  std::filesystem::create_directory(directory_.File("copy"));
+  std::filesystem::copy_file(File(), directory_.File("copy/journal.db"));
+  testing::internal::CaptureStderr();
+  const auto other = Journal::Open(directory_.File("copy"), kRanks, Log());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ((*other)->identity().group_id, journal->identity().group_id) << "without the WAL";
+}
+
+// Earlier builds left all that they wrote in the WAL.
+TEST_F(JournalTest, WhatWasInTheLogAloneIsInTheFileAfterTheNextStart) {
+  uint64_t group = 0;
+  std::filesystem::create_directory(directory_.File("crashed"));
+  const std::string crashed = directory_.File("crashed/journal.db");
+  {
+    const auto journal = MustOpen();
+    group = journal->identity().group_id;
+    journal->OnEpoch(5);
+    for (const char* suffix : {"", "-wal"}) {
+      std::filesystem::copy_file(File() + suffix, crashed + suffix);
+    }
+  }
+  const auto next = Journal::Open(directory_.File("crashed"), kRanks, Log());
+  ASSERT_TRUE(next.ok()) << next.status();
+  std::filesystem::copy_file(crashed, directory_.File("copy.db"));
+  auto copy = Sqlite::Open(directory_.File("copy.db"));
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  const auto rows = copy->Query("SELECT epoch FROM group_identity");
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  EXPECT_EQ(*rows, std::vector<SqlRow>{{int64_t{5}}});
+  EXPECT_EQ((*next)->identity().group_id, group);
+}
+
+TEST_F(JournalTest, ANewGroupInOldFilesIsSaid) {
+  const auto said = [&] {
+    testing::internal::CaptureStderr();
+    EXPECT_NE(MustOpen(), nullptr);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said(), "") << "there was nothing";
+  EXPECT_EQ(said(), "") << "the group goes on";
+
+  std::filesystem::resize_file(File(), 0);
+  std::string line = said();
+  EXPECT_THAT(line, AllOf(HasSubstr("a new group begins"), HasSubstr(File()),
+                          HasSubstr("why=it is empty\n")));
+  EXPECT_EQ(said(), "");
+
+  std::filesystem::resize_file(File(), 0);
+  std::ofstream(File() + "-wal") << "what is left of a log";
+  line = said();
+  EXPECT_THAT(line, AllOf(HasSubstr("a new group begins"), HasSubstr("it is empty, and its log"),
+                          HasSubstr(File() + "-wal")));
+
+  std::filesystem::remove(File());
+  std::ofstream(File() + "-wal") << "what is left of a log";
+  EXPECT_THAT(said(), AllOf(HasSubstr("a new group begins"), HasSubstr("it is missing")));
+
+  // As earlier builds left it when their WAL was lost: a header, and no table.
+  std::filesystem::remove(File());
+  {
+    auto database = Sqlite::Open(File());
+    ASSERT_TRUE(database.ok()) << database.status();
+    ASSERT_TRUE(database->Execute("PRAGMA journal_mode=WAL").ok());
+  }
+  ASSERT_GT(std::filesystem::file_size(File()), 0u);
+  EXPECT_THAT(said(), AllOf(HasSubstr("a new group begins"), HasSubstr("it holds no group"),
+                            HasSubstr(File())));
+}
+
+std::string BytesOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// Whatever a refusal of it would have to say and leave alone.
+void ExpectRefusedAsItIs(const std::string& file,
+                         const absl::StatusOr<std::shared_ptr<Journal>>& opened,
+                         const std::string& before) {
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kInvalidArgument) << opened.status();
+  EXPECT_EQ(FieldOf(opened.status()), "state_dir");
+  EXPECT_THAT(std::string(opened.status().message()), HasSubstr(file));
+  EXPECT_EQ(BytesOf(file), before) << "not a byte has changed";
+}
+
+TEST_F(JournalTest, AnotherProgramsDatabaseIsRefused) {
+  for (const char* made : {"CREATE TABLE notes (text TEXT)",
+                           "CREATE TABLE caches (name TEXT); PRAGMA user_version = 1",
+                           "PRAGMA application_id = 77; CREATE TABLE notes (text TEXT)",
+                           "PRAGMA application_id = 252006674; VACUUM",
+                           "PRAGMA user_version = 12; CREATE TABLE notes (text TEXT)"}) {
+    std::filesystem::remove(File());
+    {
+      auto database = Sqlite::Open(File());
+      ASSERT_TRUE(database.ok()) << database.status();
+      ASSERT_TRUE(database->Execute(made).ok()) << made;
+    }
+    const std::string before = BytesOf(File());
+    ASSERT_NE(before, "") << made;
+    ExpectRefusedAsItIs(File(), Open(), before);
+    EXPECT_FALSE(std::filesystem::exists(File() + ".damaged-1")) << made;
+  }
+}
+
+// Its owner has died, and what it wrote last is in the log.
+TEST_F(JournalTest, AnotherProgramsLogIsLeftAloneToo) {
+  {
+    auto database = Sqlite::Open(directory_.File("theirs"));
+    ASSERT_TRUE(database.ok()) << database.status();
+    ASSERT_TRUE(database->Execute("PRAGMA journal_mode=WAL; CREATE TABLE notes (text TEXT)").ok());
+    for (const char* suffix : {"", "-wal"}) {
+      std::filesystem::copy_file(directory_.File("theirs") + suffix, File() + suffix);
+    }
+  }
+  const std::string before = BytesOf(File());
+  const std::string log_before = BytesOf(File() + "-wal");
+  ASSERT_NE(log_before, "");
+  ExpectRefusedAsItIs(File(), Open(), before);
+  EXPECT_EQ(BytesOf(File() + "-wal"), log_before);
+}
+
+TEST_F(JournalTest, AJournalOfAnEarlierBuildIsTakenAndMarked) {
+  const uint64_t group = Fill();
+  const auto marked = [&](const char* statement) {
+    auto database = Sqlite::Open(File());
+    EXPECT_TRUE(database.ok()) << database.status();
+    EXPECT_TRUE(database->Execute(statement).ok());
+    const auto rows = database->Query("PRAGMA application_id");
+    return rows.ok() ? std::get<int64_t>((*rows)[0][0]) : -1;
+  };
+  EXPECT_EQ(marked("SELECT 1"), 0x54726962);
+  // With 17, an earlier build tried whether the disk takes anything.
+  for (const char* earlier : {"PRAGMA application_id = 0", "PRAGMA application_id = 17"}) {
+    EXPECT_LT(marked(earlier), 1000);
+    EXPECT_EQ(MustOpen()->identity().group_id, group);
+    EXPECT_EQ(marked("SELECT 1"), 0x54726962) << earlier;
+  }
 }
 
 // Within its life no file of this process grows beyond so many bytes, as on a disk that is full.

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "service/journal/sqlite.h"
 #include "tests/service/raw_call.h"
 #include "tests/service/test_service.h"
 #include "worker/cuda_backend.h"
@@ -82,13 +83,34 @@ TEST_F(ProcessTest, ABadSettingIsNamedAndEndsWithCode2) {
   EXPECT_THAT(refused({"--max_message_bytes=1"}), HasSubstr("max_message_bytes"));
   EXPECT_THAT(refused({"--max_pages_per_client=-1"}), HasSubstr("max_pages_per_client"));
   EXPECT_THAT(refused({"--log_level=loud"}), HasSubstr("log_level"));
+  for (const std::string prefixes : {"abc", "/a,b", "/a,,/b", "/a, /b", "/a/b"}) {
+    EXPECT_THAT(refused({"--shared_memory_prefixes=" + prefixes}),
+                HasSubstr("--shared_memory_prefixes: each must be"));
+  }
   EXPECT_THAT(refused({"--config=" + directory_.File("absent.yaml")}), HasSubstr("absent.yaml"));
   std::ofstream(file) << "speed: 11\n";
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("speed"));
   std::ofstream(file) << "pipeline_depth: deep\n";
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("pipeline_depth"));
+  std::ofstream(file) << "threads: 2\nlog_level: info\nthreads: 3\n";
+  EXPECT_THAT(refused({"--config=" + file}), HasSubstr("threads is given twice"));
   std::ofstream(file) << "[1, 2]\n";
   EXPECT_THAT(refused({"--config=" + file}), HasSubstr("config"));
+}
+
+// A journal is named journal.db, and so may another program's database be.
+TEST_F(ProcessTest, AnotherProgramsDatabaseInItsPlaceEndsItWithCode2) {
+  const std::string file = directory_.File("journal.db");
+  {
+    auto database = Sqlite::Open(file);
+    ASSERT_TRUE(database.ok()) << database.status();
+    ASSERT_TRUE(database->Execute("CREATE TABLE notes (text TEXT)").ok());
+  }
+  auto process = Start({"--workers=1", "--worker_listen=127.0.0.1:0", "--listen=" + address_,
+                        "--admin_listen=", "--state_dir=" + directory_.File("")});
+  EXPECT_EQ(process->Wait(kPatience), 2);
+  EXPECT_THAT(process->Log(), HasSubstr("--state_dir: "));
+  EXPECT_THAT(process->Log(), HasSubstr("journal.db is the database of another program"));
 }
 
 // Where there are GPUs there is nothing to refuse.

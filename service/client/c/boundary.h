@@ -52,6 +52,22 @@ tributary_code Guarded(tributary_error** error, const Body& body) {
   }
 }
 
+// INVALID_ARGUMENT, with the argument as its field, where the caller handed NULL over for something
+// that there must be.
+inline absl::Status Present(const void* given, absl::string_view what) {
+  return given == nullptr ? InvalidField(what, "is missing") : absl::OkStatus();
+}
+
+// Guarded, of a body that uses what the argument `what` points to.
+template <typename Body>
+tributary_code GuardedWith(const void* given, absl::string_view what, tributary_error** error,
+                           const Body& body) {
+  return Guarded(error, [&]() -> absl::Status {
+    if (given == nullptr) return Present(given, what);
+    return body();
+  });
+}
+
 // The caller's structure, which may be of another version, as this one's. INVALID_ARGUMENT when its
 // size cannot be right.
 template <typename T>

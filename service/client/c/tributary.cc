@@ -211,7 +211,7 @@ void tributary_error_free(tributary_error* error) { delete error; }
 
 tributary_code tributary_connect(const tributary_options* options, tributary_client** client,
                                  tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(client, "client", error, [&]() -> absl::Status {
     const auto known = Known(options, "options");
     if (!known.ok()) return known.status();
     const auto connect = FromC(*known);
@@ -224,6 +224,10 @@ tributary_code tributary_connect(const tributary_options* options, tributary_cli
 }
 
 size_t tributary_client_options(const tributary_client* client, char* text, size_t size) {
+  if (client == nullptr) {
+    if (size > 0 && text != nullptr) text[0] = '\0';
+    return 0;
+  }
   try {
     const std::string options =
         tributary::client::OptionsText(tributary::client::Describe(client->options));
@@ -236,7 +240,8 @@ size_t tributary_client_options(const tributary_client* client, char* text, size
 
 tributary_code tributary_with_timeout(tributary_client* client, int64_t timeout_ms,
                                       tributary_client** other, tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(client, "client", error, [&]() -> absl::Status {
+    if (auto s = Present(other, "other"); !s.ok()) return s;
     if (timeout_ms < 1) return tributary::InvalidField("timeout_ms", "must be at least 1");
     ConnectOptions options = client->options;
     options.timeout = std::chrono::milliseconds(timeout_ms);
@@ -250,7 +255,7 @@ void tributary_close(tributary_client* client) { delete client; }
 tributary_code tributary_create_cache(tributary_client* client, const char* id,
                                       const tributary_cache_spec* spec, tributary_cache_info* info,
                                       tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(client, "client", error, [&]() -> absl::Status {
     const auto known = Known(spec, "spec");
     if (!known.ok()) return known.status();
     const auto wanted = FromC(*known);
@@ -268,23 +273,26 @@ tributary_code tributary_create_cache(tributary_client* client, const char* id,
 
 tributary_code tributary_delete_cache(tributary_client* client, const char* id,
                                       tributary_error** error) {
-  return Guarded(error, [&] { return client->client->DeleteCache(Text(id)); });
+  return GuardedWith(client, "client", error,
+                     [&] { return client->client->DeleteCache(Text(id)); });
 }
 
 tributary_code tributary_open_sequence(tributary_client* client, const char* cache,
                                        uint64_t* sequence, tributary_error** error) {
-  return Guarded(error, [&] { return Take(client->client->OpenSequence(Text(cache)), sequence); });
+  return GuardedWith(client, "client", error,
+                     [&] { return Take(client->client->OpenSequence(Text(cache)), sequence); });
 }
 
 tributary_code tributary_reopen_sequence(tributary_client* client, const char* cache,
                                          uint64_t sequence, tributary_error** error) {
-  return Guarded(error, [&] { return client->client->ReopenSequence(Text(cache), sequence); });
+  return GuardedWith(client, "client", error,
+                     [&] { return client->client->ReopenSequence(Text(cache), sequence); });
 }
 
 tributary_code tributary_fork_sequence(tributary_client* client, const char* cache, uint64_t parent,
                                        int64_t length, uint64_t* sequence,
                                        tributary_error** error) {
-  return Guarded(error, [&] {
+  return GuardedWith(client, "client", error, [&] {
     const auto shared = length < 0 ? std::nullopt : std::optional<int64_t>(length);
     return Take(client->client->ForkSequence(Text(cache), parent, shared), sequence);
   });
@@ -293,21 +301,23 @@ tributary_code tributary_fork_sequence(tributary_client* client, const char* cac
 tributary_code tributary_truncate_sequence(tributary_client* client, const char* cache,
                                            uint64_t sequence, int64_t length, int64_t* held,
                                            tributary_error** error) {
-  return Guarded(error, [&] {
+  return GuardedWith(client, "client", error, [&] {
     return Take(client->client->TruncateSequence(Text(cache), sequence, length), held);
   });
 }
 
 tributary_code tributary_close_sequence(tributary_client* client, const char* cache,
                                         uint64_t sequence, tributary_error** error) {
-  return Guarded(error, [&] { return client->client->CloseSequence(Text(cache), sequence); });
+  return GuardedWith(client, "client", error,
+                     [&] { return client->client->CloseSequence(Text(cache), sequence); });
 }
 
 tributary_code tributary_update_sequences(tributary_client* client, const char* cache,
                                           tributary_update* updates, int32_t count,
                                           tributary_error** error) {
   using Kind = tributary::client::SequenceUpdate::Kind;
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(client, "client", error, [&]() -> absl::Status {
+    if (count > 0 && updates == nullptr) return Present(updates, "updates");
     std::vector<tributary::client::SequenceUpdate> changes;
     for (int32_t i = 0; i < count; ++i) {
       const tributary_update& update = updates[i];
@@ -329,7 +339,7 @@ tributary_code tributary_update_sequences(tributary_client* client, const char* 
 
 tributary_code tributary_append(tributary_client* client, const tributary_call* call,
                                 tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(client, "client", error, [&]() -> absl::Status {
     const auto append = ToAppend(call);
     return append.ok() ? client->client->Append(*append) : append.status();
   });
@@ -337,7 +347,7 @@ tributary_code tributary_append(tributary_client* client, const tributary_call* 
 
 tributary_code tributary_attend(tributary_client* client, const tributary_call* call,
                                 tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(client, "client", error, [&]() -> absl::Status {
     const auto attend = ToAttend(call);
     return attend.ok() ? client->client->Attend(*attend) : attend.status();
   });
@@ -345,9 +355,10 @@ tributary_code tributary_attend(tributary_client* client, const tributary_call* 
 
 uint64_t tributary_attend_async(tributary_client* client, const tributary_call* call,
                                 tributary_done done, void* context) {
+  if (done == nullptr) return 0;  // nobody to be told, of the call's end or of anything else
   uint64_t id = 0;
   tributary_error* error = nullptr;
-  const tributary_code code = Guarded(&error, [&]() -> absl::Status {
+  const tributary_code code = GuardedWith(client, "client", &error, [&]() -> absl::Status {
     const auto attend = ToAttend(call);
     if (!attend.ok()) return attend.status();
     id = client->client->AttendAsync(*attend, [done, context](absl::Status status) {
@@ -368,4 +379,6 @@ uint64_t tributary_output_bytes(tributary_dtype dtype, uint64_t elements) {
   return OutputBytes(static_cast<tributary::v1::DType>(dtype), elements);
 }
 
-void tributary_cancel(tributary_client* client, uint64_t call) { client->client->Cancel(call); }
+void tributary_cancel(tributary_client* client, uint64_t call) {
+  if (client != nullptr) client->client->Cancel(call);
+}

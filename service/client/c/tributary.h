@@ -4,6 +4,10 @@
  * which may be NULL, receives what else is known of a failure; the caller frees it
  * (tributary_error_free). After success it is not touched. No exception leaves the library.
  *
+ * A function that returns a code and is given NULL for the client, the session, or a place that it
+ * must write to returns INVALID_ARGUMENT, with the argument's name as the error's field;
+ * tributary_attend_async tells its callback. Other functions then do nothing, and return 0 or "".
+ *
  * A client may be used from many threads at once. Every call ends by the client's timeout, repeats
  * included. Calls name positions, so one whose outcome is unknown (DEADLINE_EXCEEDED, UNAVAILABLE)
  * is settled by repeating it as it was.
@@ -289,7 +293,7 @@ typedef void (*tributary_done)(void* context, tributary_code code, const tributa
 /* The same without waiting. Calls of one sequence take effect in the order in which they are made.
  * What the call's fields point to other than tensors may be let go of when this returns. A call
  * that cannot be begun is told to `done` too. Returns a number for tributary_cancel, or 0 when the
- * call cannot be begun. */
+ * call cannot be begun. Without `done` it begins none. */
 uint64_t tributary_attend_async(tributary_client* client, const tributary_call* call,
                                 tributary_done done, void* context);
 /* Ends a call by the number that tributary_attend_async returned: `done` is told CANCELLED, unless

@@ -107,7 +107,8 @@ tributary_code tributary_open_session(tributary_client* client,
                                       const tributary_session_options* options,
                                       tributary_session** session, tributary_session_info* info,
                                       tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(client, "client", error, [&]() -> absl::Status {
+    if (auto s = Present(session, "session"); !s.ok()) return s;
     const auto known = Known(options, "options");
     if (!known.ok()) return known.status();
     const HostSessionOptions wanted = FromC(*known);
@@ -124,7 +125,8 @@ tributary_code tributary_open_session(tributary_client* client,
 tributary_code tributary_join_session(tributary_client* client, const tributary_endpoint* endpoint,
                                       tributary_session** session, tributary_session_info* info,
                                       tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(client, "client", error, [&]() -> absl::Status {
+    if (auto s = Present(session, "session"); !s.ok()) return s;
     const auto known = Known(endpoint, "endpoint");
     if (!known.ok()) return known.status();
     const bool on_gpu = known->memory == TRIBUTARY_MEMORY_DEVICE;
@@ -142,13 +144,14 @@ tributary_code tributary_join_session(tributary_client* client, const tributary_
 }
 
 const char* tributary_session_warning(const tributary_session* session) {
-  return session->session->opened().warning().c_str();
+  return session == nullptr ? "" : session->session->opened().warning().c_str();
 }
 
 tributary_code tributary_session_layer_shape(const tributary_session* session, int32_t layer,
                                              tributary_layer_shape* shape,
                                              tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(session, "session", error, [&]() -> absl::Status {
+    if (auto s = Present(shape, "shape"); !s.ok()) return s;
     const auto& shapes = session->session->opened().shapes();
     const bool alike = shapes.size() == 1;  // one stands for all layers
     if (layer < 0 || (!alike && layer >= shapes.size())) {
@@ -169,7 +172,7 @@ tributary_code tributary_session_layer_shape(const tributary_session* session, i
 
 tributary_code tributary_session_submit(tributary_session* session, const tributary_step* step,
                                         uint64_t* number, tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(session, "session", error, [&]() -> absl::Status {
     const auto known = Known(step, "step");
     if (!known.ok()) return known.status();
     const auto wanted = FromC(*known);
@@ -183,7 +186,7 @@ tributary_code tributary_session_submit(tributary_session* session, const tribut
 tributary_code tributary_session_attend(tributary_session* session,
                                         const tributary_session_layer* layer,
                                         tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(session, "session", error, [&]() -> absl::Status {
     const auto known = Known(layer, "layer");
     if (!known.ok()) return known.status();
     return session->session->Attend({.q = FromC(known->q),
@@ -198,7 +201,7 @@ tributary_code tributary_session_attend(tributary_session* session,
 tributary_code tributary_session_append(tributary_session* session,
                                         const tributary_session_layer* layer,
                                         tributary_error** error) {
-  return Guarded(error, [&]() -> absl::Status {
+  return GuardedWith(session, "session", error, [&]() -> absl::Status {
     const auto known = Known(layer, "layer");
     if (!known.ok()) return known.status();
     return session->session->Append(FromC(known->k), FromC(known->v), known->stream);
@@ -207,11 +210,11 @@ tributary_code tributary_session_append(tributary_session* session,
 
 tributary_code tributary_session_await(tributary_session* session, uint64_t step,
                                        tributary_error** error) {
-  return Guarded(error, [&] { return session->session->Await(step); });
+  return GuardedWith(session, "session", error, [&] { return session->session->Await(step); });
 }
 
 tributary_code tributary_session_status(const tributary_session* session, tributary_error** error) {
-  return Guarded(error, [&] { return session->session->status(); });
+  return GuardedWith(session, "session", error, [&] { return session->session->status(); });
 }
 
 tributary_code tributary_session_close(tributary_session* session, tributary_error** error) {

@@ -635,18 +635,26 @@ spec:
 {{- toYaml (mergeOverwrite $settings .Values.coordinator.settings) -}}
 {{- end -}}
 
-{{/* A quantity such as 16Gi in bytes. */}}
-{{- define "tributary.bytes" -}}
-{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000
-                   "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
-{{- $unit := get $units (regexFind "[A-Za-z]*$" .) -}}
-{{- mulf (regexFind "^[0-9.]+" . | float64) ($unit | float64) | int64 -}}
+{{/* A quantity as a plain number: 16Gi, 500m, 1e3 or, as YAML reads one without a unit, a number. */}}
+{{- define "tributary.amount" -}}
+{{- $units := dict "" 1 "n" 0.000000001 "u" 0.000001 "m" 0.001
+                   "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000
+                   "P" 1000000000000000 "E" 1000000000000000000
+                   "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776
+                   "Pi" 1125899906842624 "Ei" 1152921504606846976 -}}
+{{- $text := toString . -}}
+{{- $unit := get $units (regexFind "[A-Za-z]*$" $text) -}}
+{{- mulf (regexFind "^[+]?[0-9.]+([eE][+-]?[0-9]+)?" $text | float64) ($unit | float64) -}}
 {{- end -}}
 
-{{/* A quantity of CPUs, such as 4 or 500m, in whole ones. */}}
+{{/* A quantity in bytes. */}}
+{{- define "tributary.bytes" -}}
+{{- include "tributary.amount" . | float64 | int64 -}}
+{{- end -}}
+
+{{/* A quantity of CPUs in whole ones. */}}
 {{- define "tributary.cpus" -}}
-{{- $number := regexFind "^[0-9.]+" . | float64 -}}
-{{- ceil (ternary (divf $number 1000) $number (hasSuffix "m" .)) | int -}}
+{{- include "tributary.amount" . | float64 | ceil | int -}}
 {{- end -}}
 
 {{/* What CPU workers may take of their container: a mapping of settings. Call with (list . RESOURCES MEMORY_FLAG). */}}

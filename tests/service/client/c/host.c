@@ -61,6 +61,81 @@ static void Connecting(void) {
   tributary_error_free(NULL);
 }
 
+/* What a function that was given NULL said: the name of the argument, as the error's field. */
+static void CheckMissing(tributary_code code, tributary_error* error, const char* name, int line) {
+  Check(code == TRIBUTARY_INVALID_ARGUMENT, name, line);
+  Check(error != NULL && strcmp(tributary_error_field(error), name) == 0, name, line);
+  tributary_error_free(error);
+}
+#define MISSING(name, call)                      \
+  do {                                           \
+    tributary_error* error = NULL;               \
+    const tributary_code code = (call);          \
+    CheckMissing(code, error, (name), __LINE__); \
+  } while (0)
+
+static void CountRefusal(void* context, tributary_code code, const tributary_error* error) {
+  CHECK(code == TRIBUTARY_INVALID_ARGUMENT);
+  CHECK(strcmp(tributary_error_field(error), "client") == 0);
+  ++*(int*)context;
+}
+
+static void NullClients(tributary_client* client) {
+  tributary_entry entry = {0};
+  const tributary_call call = Call(&entry, 1);
+  const tributary_options options = {.size = sizeof options, .target = "unix:/nowhere"};
+  const tributary_cache_spec spec = {.size = sizeof spec};
+  const tributary_session_options wanted = {.size = sizeof wanted, .cache = "c"};
+  const tributary_endpoint endpoint = {.size = sizeof endpoint};
+  tributary_update update = {TRIBUTARY_OPEN, 0, 0, 0};
+  tributary_client* other = NULL;
+  tributary_session* session = NULL;
+  uint64_t sequence = 0;
+  MISSING("client", tributary_connect(&options, NULL, &error));
+  MISSING("client", tributary_with_timeout(NULL, 10, &other, &error));
+  MISSING("other", tributary_with_timeout(client, 10, NULL, &error));
+  MISSING("client", tributary_create_cache(NULL, "c", &spec, NULL, &error));
+  MISSING("client", tributary_delete_cache(NULL, "c", &error));
+  MISSING("client", tributary_open_sequence(NULL, "c", &sequence, &error));
+  MISSING("client", tributary_reopen_sequence(NULL, "c", 1, &error));
+  MISSING("client", tributary_fork_sequence(NULL, "c", 1, -1, &sequence, &error));
+  MISSING("client", tributary_truncate_sequence(NULL, "c", 1, 0, NULL, &error));
+  MISSING("client", tributary_close_sequence(NULL, "c", 1, &error));
+  MISSING("client", tributary_update_sequences(NULL, "c", &update, 1, &error));
+  MISSING("updates", tributary_update_sequences(client, "c", NULL, 1, &error));
+  MISSING("client", tributary_append(NULL, &call, &error));
+  MISSING("client", tributary_attend(NULL, &call, &error));
+  MISSING("call", tributary_attend(client, NULL, &error));
+  MISSING("client", tributary_open_session(NULL, &wanted, &session, NULL, &error));
+  MISSING("session", tributary_open_session(client, &wanted, NULL, NULL, &error));
+  MISSING("client", tributary_join_session(NULL, &endpoint, &session, NULL, &error));
+  CHECK(tributary_attend(NULL, &call, NULL) == TRIBUTARY_INVALID_ARGUMENT);
+  int told = 0;
+  CHECK(tributary_attend_async(NULL, &call, CountRefusal, &told) == 0);
+  CHECK(told == 1);
+  CHECK(tributary_attend_async(client, &call, NULL, NULL) == 0);
+  tributary_cancel(NULL, 1);
+  char text[4] = "abc";
+  CHECK(tributary_client_options(NULL, text, sizeof text) == 0);
+  CHECK(text[0] == 0);
+  CHECK(other == NULL && session == NULL);
+}
+
+static void NullSessions(void) {
+  const tributary_step step = {.size = sizeof step};
+  const tributary_session_layer layer = {.size = sizeof layer};
+  tributary_layer_shape shape = {.size = sizeof shape};
+  MISSING("session", tributary_session_layer_shape(NULL, 0, &shape, &error));
+  MISSING("session", tributary_session_submit(NULL, &step, NULL, &error));
+  MISSING("session", tributary_session_attend(NULL, &layer, &error));
+  MISSING("session", tributary_session_append(NULL, &layer, &error));
+  MISSING("session", tributary_session_await(NULL, 1, &error));
+  MISSING("session", tributary_session_status(NULL, &error));
+  CHECK(strcmp(tributary_session_warning(NULL), "") == 0);
+  CHECK(tributary_session_close(NULL, NULL) == TRIBUTARY_OK);
+  tributary_session_abandon(NULL);
+}
+
 static void Caches(tributary_client* client) {
   const float sinks[kHeads] = {0.0f, 1.0f};
   const tributary_layer layers[2] = {
@@ -452,6 +527,7 @@ int main(int argc, char** argv) {
   CHECK(strcmp(tributary_code_name(TRIBUTARY_DATA_LOSS), "DATA_LOSS") == 0);
   CHECK(strcmp(tributary_code_name(99), "UNKNOWN") == 0);
   Connecting();
+  NullSessions();
   const tributary_options options = {.size = sizeof options,
                                      .target = argv[1],
                                      .timeout_ms = 20000,
@@ -460,6 +536,7 @@ int main(int argc, char** argv) {
   CHECK(tributary_connect(&options, &client, NULL) == TRIBUTARY_OK);
   if (client == NULL) return 1;
   Caches(client);
+  NullClients(client);
   Sequences(client);
   QuantizedOutputs(client);
   Drafts(client);
