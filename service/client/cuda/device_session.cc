@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/cuda/device_memory.h"
+#include "base/cuda/lent_memory.h"
 #include "base/mailbox/layout_message.h"
 #include "base/mailbox/pieces.h"
 #include "base/status/errors.h"
@@ -86,6 +87,7 @@ class CudaDeviceSession final : public DeviceSession {
     if (guard_.joinable()) guard_.join();
     if (mailbox_ == nullptr || cudaSetDevice(gpu_) != cudaSuccess) return;
     cudaDeviceSynchronize();
+    lent_mailbox_.reset();
     if (opened_here_) cudaIpcCloseMemHandle(mailbox_);
     cudaFree(view_.counter);
     cudaFree(timing_.stamps);
@@ -296,7 +298,11 @@ class CudaDeviceSession final : public DeviceSession {
   absl::Status OpenMailbox(const v1::MailboxLayout& layout, const v1::DeviceMailbox& device) {
     view_.layout = mailbox::ReadLayout(layout);
     if (device.process_nonce() == cuda::ProcessNonce()) {
-      mailbox_ = reinterpret_cast<void*>(device.address());
+      lent_mailbox_ = cuda::ShareOfLentMemory(reinterpret_cast<const void*>(device.address()));
+      if (lent_mailbox_ == nullptr) {
+        return absl::AbortedError("the session has ended: its mailbox is gone");
+      }
+      mailbox_ = lent_mailbox_.get();
     } else {
       cudaIpcMemHandle_t handle;
       if (device.raw_handle().size() != sizeof(handle)) {
@@ -478,7 +484,8 @@ class CudaDeviceSession final : public DeviceSession {
   std::string gpu_uuid_;
   std::unique_ptr<v1::AttentionService::Stub> stub_;
   void* mailbox_ = nullptr;
-  bool opened_here_ = false;  // by its handle
+  bool opened_here_ = false;            // by its handle
+  std::shared_ptr<void> lent_mailbox_;  // by a service of this process
   Pinned* pinned_ = nullptr;
   cudaStream_t control_ = nullptr;
   MailboxView view_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/cuda/lent_memory.h"
 #include "base/status/status_macros.h"
 #include "worker/cuda/status.h"
 
@@ -37,6 +38,7 @@ absl::Status SessionMemory::TakeAll(const OpenSessionCommand& command) {
       return absl::Status(
           taken.code(), absl::StrCat("a mailbox of ", mailbox_bytes_, " bytes: ", taken.message()));
     }
+    lent_mailbox_ = cuda::LendMemory(mailbox_, [](void* mailbox) { cudaFree(mailbox); });
     TRIBUTARY_CUDA_OK(cudaMemsetAsync(mailbox_, 0, mailbox_bytes_, stream_));
   }
   counter_.emplace(stream_);
@@ -65,7 +67,7 @@ SessionMemory::~SessionMemory() {
   if (control_ != nullptr) cudaStreamSynchronize(control_);
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
   root_.reset();
-  if (mailbox_ != nullptr) cudaFree(mailbox_);
+  lent_mailbox_.reset();
   if (rank_work_ != nullptr) cudaEventDestroy(rank_work_);
   if (control_ != nullptr) cudaStreamDestroy(control_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);

@@ -97,6 +97,7 @@ class SessionMemory {
   cudaStream_t control_ = nullptr;  // status and ends of waits are written here
   cudaEvent_t rank_work_ = nullptr;
   std::byte* mailbox_ = nullptr;
+  std::shared_ptr<void> lent_mailbox_;  // a host of this process shares it
   size_t mailbox_bytes_ = 0;
   PinnedMemory pinned_;
   std::optional<DeviceMemory> counter_;
