@@ -84,10 +84,11 @@ struct SharedGate : Gate {
   bool is_shared() const { return endpoints > 1 || stamps != nullptr; }
 };
 
-// How long a hand-over that has begun may take, in nanoseconds. It takes microseconds. Launches
-// that began meanwhile keep multiprocessors from other work of the GPU, so a host that never ends
-// one is not waited for as long as one that has not begun.
-inline constexpr uint64_t kMostOfHandOver = 100'000'000;
+// How long a hand-over that has begun may take, in nanoseconds. It takes microseconds, and
+// milliseconds where processes take turns on the host's GPU or a tool looks at its kernels.
+// Launches that began meanwhile keep multiprocessors from other work of the GPU, so a host that
+// never ends one is not waited for as long as one that has not begun.
+inline constexpr uint64_t kMostOfHandOver = 1'000'000'000;
 
 inline constexpr int kPeerWords = 32;  // two words never share a sector
 
